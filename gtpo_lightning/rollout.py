@@ -132,6 +132,16 @@ class Rollout:
     def __len__(self) -> int:
         return self.completion_ids.shape[0]
 
+    def to(self, device: torch.device | str) -> Rollout:
+        """Moves every tensor to a device, in place."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+        self.reward_parts = {name: value.to(device) for name, value in self.reward_parts.items()}
+        if isinstance(self.prompts, Prompts):
+            self.prompts = Prompts(self.prompts.ids.to(device), self.prompts.mask.to(device), self.prompts.problems)
+        return self
+
     def reset_slots(self) -> None:
         """Sets the three slots back to their neutral values, for one more update on the same rollout."""
         self.token_weights = torch.ones_like(self.token_weights)

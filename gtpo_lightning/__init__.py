@@ -1,0 +1,1 @@
+"""GTPO, Group-relative Trajectory-based Policy Optimization, as PyTorch Lightning parts (arXiv 2508.03772)."""

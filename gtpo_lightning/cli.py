@@ -1,0 +1,89 @@
+"""The command line: `LightningCLI` with a named, optional slot for each part of the method."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from gtpo_lightning.callbacks import CompletionLog, ConflictMasking, EntropyFilter, EntropyRegularizer, Evaluator
+from gtpo_lightning.policy_module import PolicyModule
+
+__all__ = ["PARTS", "GTPOCLI", "main"]
+
+PARTS: dict[str, type[pl.Callback]] = {
+    "conflict_masking": ConflictMasking,
+    "entropy_filter": EntropyFilter,
+    "entropy_regularizer": EntropyRegularizer,
+    "evaluator": Evaluator,
+    "completion_log": CompletionLog,
+}
+"""Every part and the key it has in YAML and on the command line; null switches it off."""
+
+
+class GTPOCLI(LightningCLI):
+    """`LightningCLI` with slots for the parts, and a command line that wins over a checkpoint's hyper-parameters."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds one optional argument for each part."""
+        for name, part in PARTS.items():
+            summary = (part.__doc__ or name).strip().splitlines()[0]
+            parser.add_argument(f"--{name}", type=Optional[part], default=None, help=f"{summary} null: off.")  # noqa: UP045
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses the arguments, and keeps apart what was really given in files and on the command line."""
+        if isinstance(args, dict):
+            self.config = parser.parse_object(args)
+            self._given = parser.parse_object(args, defaults=False)
+        else:
+            self.config = parser.parse_args(args)
+            self._given = parser.parse_args(args, defaults=False)
+
+    def _parse_ckpt_path(self) -> None:
+        """Takes hyper-parameters from the checkpoint only where neither file nor command line gave them."""
+        subcommand = self.config.get("subcommand")
+        path = self.config[subcommand].get("ckpt_path") if subcommand else None
+        if not path or not Path(path).is_file():
+            return
+        stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True).get("hyper_parameters", {})
+        given = self._given[subcommand].get("model") or {}
+        if stored.pop("_class_path", None) != given.get("class_path"):
+            return
+        stored.pop("_instantiator", None)
+        explicit = set(dict(given.get("init_args") or {}))
+        missing = {name: value for name, value in stored.items() if name not in explicit}
+        if missing:
+            model = {"class_path": given["class_path"], "init_args": missing}
+            self.config = self.parser.parse_object({subcommand: {"model": model}}, self.config)
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Builds the trainer with the parts that are switched on."""
+        parts = [self._get(self.config_init, name) for name in PARTS]
+        config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
+        return self._instantiate_trainer(config, [part for part in parts if part is not None])
+
+
+def main(args: list[str] | None = None) -> GTPOCLI:
+    """Runs the command line.
+
+    Args:
+        args: Arguments; None takes those of the process.
+
+    Returns:
+        The command line after its run, with `trainer`, `model` and `datamodule`.
+    """
+    # A tokenizer's own threads deadlock after a fork, and the loaders here need none.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return GTPOCLI(
+        PolicyModule,
+        pl.LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=0,
+        args=args,
+    )

@@ -1,0 +1,6 @@
+"""Engines: who samples the completions."""
+
+from gtpo_lightning.engines.base import Completions, Engine
+from gtpo_lightning.engines.sampling import Sampling
+
+__all__ = ["Completions", "Engine", "Sampling"]

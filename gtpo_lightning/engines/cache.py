@@ -1,0 +1,77 @@
+"""Key-value caches over the layer classes of transformers: one that grows in place, one that starts from a prefix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+__all__ = ["GrowingLayer", "KeyValues", "export_cache", "growing_cache", "prefix_cache"]
+
+KeyValues = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, (B, heads, length, d)."""
+
+
+class PrefixLayer(DynamicLayer):
+    """A layer that already holds keys and values; new ones are concatenated, so gradients reach the prefix."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+
+class GrowingLayer(PrefixLayer):
+    """A layer with room for the tokens to come: a step writes its keys in place instead of copying all before it.
+
+    Args:
+        keys: The prompt's keys, (n, heads, P, d).
+        values: The prompt's values, (n, heads, P, d).
+        room: Tokens to reserve beyond the prompt; more is reserved when it runs out.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
+        super().__init__(keys, values)
+        self._store(keys, values, room)
+
+    def _store(self, keys: Tensor, values: Tensor, room: int) -> None:
+        rows, heads, length, _ = keys.shape
+        self._keys = keys.new_empty(rows, heads, length + room, keys.shape[-1])
+        self._values = values.new_empty(rows, heads, length + room, values.shape[-1])
+        self._keys[:, :, :length], self._values[:, :, :length] = keys, values
+        self.keys, self.values = self._keys[:, :, :length], self._values[:, :, :length]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Writes the new keys and values behind the ones held and returns all of them."""
+        start = self.keys.shape[2]
+        end = start + key_states.shape[2]
+        if end > self._keys.shape[2]:
+            self._store(self.keys, self.values, max(end // 2, end - start))
+        self._keys[:, :, start:end], self._values[:, :, start:end] = key_states, value_states
+        self.keys, self.values = self._keys[:, :, :end], self._values[:, :, :end]
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps only some rows, with the room they had."""
+        room = self._keys.shape[2] - self.keys.shape[2]
+        self._store(self.keys[indices], self.values[indices], room)
+
+
+def export_cache(cache: Cache) -> KeyValues:
+    """The keys and values that a forward left in a cache."""
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def prefix_cache(layers: KeyValues) -> Cache:
+    """A cache that starts from given keys and values, without copying them."""
+    return Cache(layers=[PrefixLayer(keys, values) for keys, values in layers])
+
+
+def growing_cache(layers: KeyValues, repeats: int, room: int) -> Cache:
+    """A cache for decoding in which each prompt stands `repeats` times, with room for `room` more tokens."""
+    repeated = [(keys.repeat_interleave(repeats, dim=0), values.repeat_interleave(repeats, dim=0)) for keys, values in layers]
+    return Cache(layers=[GrowingLayer(keys, values, room) for keys, values in repeated])
+
+

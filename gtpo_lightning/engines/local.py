@@ -1,0 +1,142 @@
+"""The local engine: decoding with the policy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from gtpo_lightning.engines.base import Completions
+from gtpo_lightning.engines.cache import growing_cache
+from gtpo_lightning.engines.sampling import Sampling, draw_tokens, keyed_uniforms
+from gtpo_lightning.policy import Policy, eval_mode
+from gtpo_lightning.rollout import Prompts
+
+__all__ = ["LocalEngine"]
+
+_ROOM = 256  # tokens of cache reserved at once
+_COMPACT_BELOW = 0.875  # share of unfinished rows below which the batch is cut down to them
+_CHECK_EVERY = 8  # steps between looks at finished rows on an accelerator, where a look waits for the device
+
+
+class LocalEngine:
+    """Samples with the policy's own weights, in evaluation mode, with a key-value cache.
+
+    Each prompt is read once and its cache repeated for its completions; finished rows leave the batch; a token is drawn by
+    inverting the cumulative distribution with one uniform number a row and step, keyed by what the row is, so that a
+    rollout depends neither on the batch it is sampled in nor on the number of processes.
+
+    Args:
+        policy: The policy that samples.
+        eos_ids: Every token that ends a completion.
+        pad_id: What stands behind a finished completion.
+        batch_size: Prompts sampled at once; None samples all together.
+    """
+
+    def __init__(self, policy: Policy, eos_ids: Sequence[int], pad_id: int, batch_size: int | None = None) -> None:
+        self.policy = policy
+        self.eos_ids = tuple(sorted(eos_ids))
+        self.pad_id = pad_id
+        self.batch_size = batch_size
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Prompts, sampling: Sampling, keys: Sequence[tuple[object, ...]], *, show_progress: bool = False
+    ) -> Completions:
+        """Samples `sampling.num_samples` completions of each prompt; see `Engine.generate`.
+
+        Raises:
+            ValueError: Prompt and completion do not fit the model's positions, or the number of keys is wrong.
+        """
+        rows = len(prompts.ids) * sampling.num_samples
+        if len(keys) != rows:
+            raise ValueError(f"keys: {len(keys)} given for {rows} rows; valid: one a row")
+        self._check_length(prompts, sampling)
+        uniforms = keyed_uniforms(keys, sampling.max_completion_length).to(prompts.ids.device)
+        out = self._empty(rows, sampling.max_completion_length, prompts.ids.device)
+        size = self.batch_size or max(len(prompts.ids), 1)
+        with eval_mode(self.policy.model):
+            for start in range(0, len(prompts.ids), size):
+                mask = prompts.mask[start : start + size].bool()
+                width = int(mask.sum(dim=1).max())  # a chunk needs no more padding than its own longest prompt
+                ids = prompts.ids[start : start + size, -width:]
+                first = start * sampling.num_samples
+                self._decode(ids, mask[:, -width:], sampling, uniforms, out, first, show_progress)
+        longest = max(int(out.lengths.max()), 1) if rows else 1
+        out.ids, out.logprobs, out.entropies = (x[:, :longest] for x in (out.ids, out.logprobs, out.entropies))
+        return out
+
+    def _check_length(self, prompts: Prompts, sampling: Sampling) -> None:
+        limit = self.policy.max_positions
+        longest = int(prompts.mask.sum(dim=1).max()) if len(prompts.ids) else 0
+        if limit and longest + sampling.max_completion_length > limit:
+            raise ValueError(
+                f"max_completion_length: {sampling.max_completion_length} and a prompt of {longest} tokens exceed the "
+                f"model's {limit} positions; valid: at most {max(limit - longest, 0)} here, or drop long prompts with "
+                "max_prompt_length"
+            )
+
+    def _empty(self, rows: int, length: int, device: torch.device) -> Completions:
+        return Completions(
+            ids=torch.full((rows, length), self.pad_id, device=device),
+            lengths=torch.zeros(rows, dtype=torch.long, device=device),
+            truncated=torch.ones(rows, dtype=torch.bool, device=device),
+            logprobs=torch.zeros(rows, length, device=device),
+            entropies=torch.zeros(rows, length, device=device),
+        )
+
+    def _decode(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        sampling: Sampling,
+        uniforms: Tensor,
+        out: Completions,
+        first: int,
+        show_progress: bool,
+    ) -> None:
+        """Decodes one chunk of prompts into rows `first`, `first + 1`, … of `out`."""
+        group, length = sampling.num_samples, sampling.max_completion_length
+        state, layers = self.policy.prefill(ids, mask)
+        cache = growing_cache(layers, group, min(_ROOM, length))
+        head = self.policy.head.upcast()
+        logits = head.logits(state).repeat_interleave(group, dim=0)
+        lengths = mask.sum(dim=1).repeat_interleave(group)
+        rows = torch.arange(first, first + len(logits), device=ids.device)
+        # Rows of one length need no mask at all; a mask costs an attention kernel its fast path.
+        seen = None if bool(mask.all()) else _with_room(mask.repeat_interleave(group, dim=0), length)
+        alive = torch.ones(len(rows), dtype=torch.bool, device=ids.device)
+        eos = torch.tensor(self.eos_ids, device=ids.device)
+        check_every = 1 if ids.device.type == "cpu" else _CHECK_EVERY
+        bar = tqdm(total=length, desc="Sampling", unit="token", leave=False, delay=5, disable=not show_progress)
+        for step in range(length):
+            tokens, logprobs, entropies = draw_tokens(logits, uniforms[rows, step], sampling)
+            out.ids[rows, step] = torch.where(alive, tokens, self.pad_id)
+            out.logprobs[rows, step] = torch.where(alive, logprobs, 0.0).to(out.logprobs.dtype)
+            out.entropies[rows, step] = torch.where(alive, entropies, 0.0).to(out.entropies.dtype)
+            out.lengths[rows] += alive
+            ended = alive & torch.isin(tokens, eos)
+            out.truncated[rows] &= ~ended
+            alive = alive & ~ended
+            bar.update()
+            if step + 1 == length:
+                break
+            if (step + 1) % check_every == 0:
+                left = int(alive.sum())
+                if left == 0:
+                    break
+                if left < _COMPACT_BELOW * len(alive):
+                    keep = alive.nonzero()[:, 0]
+                    cache.batch_select_indices(keep)
+                    rows, tokens, lengths, alive = rows[keep], tokens[keep], lengths[keep], alive[keep]
+                    seen = None if seen is None else seen[keep]
+            visible = None if seen is None else seen[:, : ids.shape[1] + step + 1]
+            state = self.policy.hidden(tokens[:, None], visible, (lengths + step)[:, None], cache)
+            logits = head.logits(state[:, -1])
+        bar.close()
+
+
+def _with_room(mask: Tensor, room: int) -> Tensor:
+    return torch.nn.functional.pad(mask, (0, room), value=True)

@@ -1,0 +1,24 @@
+"""The method's mathematics as pure tensor functions: fp64 in, fp64 out; half precision and integers in, fp32 out.
+
+Letters of all shapes: N rows (completions), T completion positions, M tokens, D hidden units, V vocabulary entries.
+"""
+
+from gtpo_lightning.functional.advantages import group_advantages
+from gtpo_lightning.functional.conflict import conflict_mask, conflict_weights
+from gtpo_lightning.functional.entropy import entropy_from_logits, entropy_keep_mask, mean_entropy
+from gtpo_lightning.functional.head import logprobs_and_entropies
+from gtpo_lightning.functional.kl import kl_k3
+from gtpo_lightning.functional.loss import clip_counts, policy_loss
+
+__all__ = [
+    "clip_counts",
+    "conflict_mask",
+    "conflict_weights",
+    "entropy_from_logits",
+    "entropy_keep_mask",
+    "group_advantages",
+    "kl_k3",
+    "logprobs_and_entropies",
+    "mean_entropy",
+    "policy_loss",
+]

@@ -1,0 +1,244 @@
+"""`GTPOModule`: rollout and loss. With no callback it is plain group-relative policy gradient."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT
+from gtpo_lightning.distributed import gather_objects, of_this_rank
+from gtpo_lightning.engines import Sampling
+from gtpo_lightning.functional import group_advantages, policy_loss
+from gtpo_lightning.hooks import call_rl_hooks
+from gtpo_lightning.monitor import Monitor
+from gtpo_lightning.normalizer import Normalizer
+from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
+from gtpo_lightning.rewards import RewardFunctions
+from gtpo_lightning.rollout import Problem, Rollout
+from gtpo_lightning.rollout_store import RolloutStore
+
+__all__ = ["GTPOModule"]
+
+
+class GTPOModule(PolicyModule):
+    """Trains a policy on groups of its own completions.
+
+    One training step is one rollout of B prompts x G completions and one backward, so clipping, accumulation, precision,
+    schedulers and strategies are Lightning's. The parts of GTPO attach as callbacks: `ConflictMasking`, `EntropyFilter`,
+    `EntropyRegularizer`; with none of them this is plain group-relative policy gradient.
+
+    Source: Simoni et al., arXiv 2508.03772.
+
+    Args:
+        model: Hub id, folder, or an embedded name: `tiny`, `smollm2-135m`.
+        group_size: Completions of each prompt (G).
+        max_completion_length: Tokens of a completion at most (T).
+        temperature: Temperature of sampling and of log-probs and entropies.
+        micro_batch_size: Completions scored at once, under activation checkpointing; null keeps the activations of all.
+        rewards: Reward functions with weights, `{name: weight}`; names are built in (`format`, `correctness`, …) or dotted
+            import paths. Null is the paper's: `{format: 1, correctness: 1}`.
+        top_k: Sampling cut to the k likeliest tokens; off-policy, so it warns.
+        top_p: Sampling cut to the likeliest tokens of mass p; off-policy, so it warns.
+        min_p: Sampling cut to tokens at least min_p times as likely as the likeliest; off-policy, so it warns.
+        advantage_scale: `none` (GTPO), `group` (GRPO: divided by the group's std) or `batch`.
+        aggregation: Denominator of the loss: `sequence` (the paper's, 1/(N|o_i|)), `token` (all tokens of the step) or
+            `constant` (N · max_completion_length).
+        updates_per_rollout: Optimizer steps on each rollout (μ); `max_steps` counts optimizer steps.
+        epsilon: Clipping of the ratio, `[low, high]` or one number for both; null does not clip. Without effect on the
+            first update of a rollout, whose ratio is 1.
+        mask_truncated: Whether completions cut by the length limit are left out of the loss. Their rewards stay in the
+            group's mean: they were sampled by the policy, and dropping the worst ones would bias the baseline upwards.
+        weights: A checkpoint of this package whose policy is the start.
+        dtype: How weights are kept: `float32`, `bfloat16` or `float16`.
+        attention: Attention kernel of transformers; null takes its default.
+        system_prompt: Instruction that asks for the answer format; empty for none.
+        prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
+        rollout_batch_size: Prompts sampled at once; null samples all of a step together.
+        seed: Seed of the random numbers that tokens are drawn with.
+        optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
+        lr_scheduler: Builds the learning-rate scheduler from the optimizer; stepped after each optimizer step.
+
+    Raises:
+        ValueError: An argument outside its range or an unknown choice, before any weights are read.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        group_size: int = 8,
+        max_completion_length: int = 512,
+        temperature: float = 1.0,
+        micro_batch_size: int | None = None,
+        rewards: dict[str, float] | list[str] | Callable[..., Any] | None = None,
+        *,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        advantage_scale: Literal["none", "group", "batch"] = "none",
+        aggregation: Literal["sequence", "token", "constant"] = "sequence",
+        updates_per_rollout: int = 1,
+        epsilon: float | tuple[float, float] | None = None,
+        mask_truncated: bool = False,
+        weights: str | None = None,
+        dtype: str = "float32",
+        attention: str | None = None,
+        system_prompt: str = SYSTEM_PROMPT,
+        prompt_template: str = PLAIN_TEMPLATE,
+        rollout_batch_size: int | None = None,
+        seed: int = 0,
+        optimizer: OptimizerCallable = adamw,
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        arguments = {k: v for k, v in locals().items() if k != "self" and not k.startswith("__")}
+        _check_choices(group_size, advantage_scale, aggregation, updates_per_rollout, epsilon)
+        reward_functions = RewardFunctions(rewards)
+        sampling = Sampling(group_size, max_completion_length, temperature, top_k, top_p, min_p)
+        super().__init__(
+            model,
+            weights=weights,
+            dtype=dtype,
+            attention=attention,
+            system_prompt=system_prompt,
+            prompt_template=prompt_template,
+            max_completion_length=max_completion_length,
+            temperature=temperature,
+            rollout_batch_size=rollout_batch_size,
+            micro_batch_size=micro_batch_size,
+            seed=seed,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+        )
+        self.save_hyperparameters(ignore=not_plain(arguments))
+        self.reward_functions = reward_functions
+        self.sampling = sampling
+        self.advantage_scale = advantage_scale
+        self.aggregation = aggregation
+        self.updates_per_rollout = updates_per_rollout
+        self.epsilon = epsilon
+        self.mask_truncated = mask_truncated
+        self.entropy_grad = False
+        """Whether entropies carry a gradient; a callback that needs it sets it in its `setup`."""
+        self.store = RolloutStore(updates_per_rollout)
+        self.normalizer = Normalizer(aggregation, max_completion_length)
+        self.monitor = Monitor()
+
+    def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
+        """One rollout and its loss: −(1/N) Σ_i δ_i · (A_i − γ⟨H⟩_i) / |o_i| · Σ_t λ_{i,t} · r_{i,t}, scalar."""
+        rollout = self.store.take(problems, self.rollout)
+        start = time.perf_counter()
+        self.normalizer.start(rollout, self.trainer)
+        rollout.logprobs, rollout.entropies = self.score(rollout)
+        self.store.freeze(rollout)
+        rollout.reset_slots()
+        call_rl_hooks(self.trainer, "on_before_loss", rollout)
+        losses = {"policy": self.policy_loss(rollout)}
+        call_rl_hooks(self.trainer, "on_after_loss", rollout, losses)
+        self.monitor.log_update(self, rollout, losses, start)
+        return torch.stack(list(losses.values())).sum()
+
+    def rollout(self, problems: list[Problem]) -> Rollout:
+        """Samples G completions of each problem, scores them and writes their advantages."""
+        start = time.perf_counter()
+        prompts = self.codec.prompts(problems, self.device)
+        call_rl_hooks(self.trainer, "on_rollout_start", prompts)
+        rollout = self.sample(prompts, self.sampling, "train")
+        sampled = time.perf_counter()
+        self.reward(rollout)
+        call_rl_hooks(self.trainer, "on_rollout_end", rollout)
+        rollout.advantages = group_advantages(rollout.rewards, rollout.group_ids, scale=self.advantage_scale)
+        self.monitor.log_rollout(self, rollout, sampled - start, time.perf_counter() - sampled)
+        if self.mask_truncated:
+            rollout.completion_mask = rollout.completion_mask & ~rollout.truncated[:, None]
+        return rollout
+
+    def reward(self, rollout: Rollout) -> None:
+        """Scores each completion; the combined reward and the raw value of each function, (N,) each."""
+        problems = [rollout.prompts.problems[i] for i in rollout.group_ids.tolist()]
+        ids = [row[:n] for row, n in zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), strict=True)]
+        rewards, parts = self.reward_functions(
+            rollout.texts,
+            problems,
+            completion_ids=ids,
+            lengths=rollout.lengths.tolist(),
+            truncated=rollout.truncated.tolist(),
+        )
+        rollout.rewards = rewards.to(self.device)
+        rollout.reward_parts = {name: values.to(self.device) for name, values in parts.items()}
+
+    def score(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Log-probs (N, T) with gradient and entropies (N, T) of the completions under the policy as it is now, nats."""
+        return self.policy.score(
+            rollout.prompts.ids,
+            rollout.prompts.mask,
+            rollout.group_ids,
+            rollout.completion_ids,
+            rollout.completion_mask,
+            temperature=self.temperature,
+            micro_batch_size=self.micro_batch_size,
+            entropy_grad=self.entropy_grad,
+        )
+
+    def policy_loss(self, rollout: Rollout) -> Tensor:
+        """The loss of the three slots, scaled so that micro-batches and ranks add up to one optimizer step."""
+        return policy_loss(
+            rollout.logprobs,
+            rollout.weights(),
+            rollout.completion_mask,
+            old_logprobs=rollout.old_logprobs,
+            epsilon=self.epsilon,
+            aggregation=self.aggregation,
+            denominator=self.normalizer.denominator,
+            max_length=self.max_completion_length,
+        )
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Corrects the gradient where accumulated micro-batches were not of equal size, before it is clipped."""
+        self.normalizer.finish(self.parameters(), self.trainer.accumulate_grad_batches)
+        self.monitor.log_gradient(self)
+
+    def on_train_start(self) -> None:
+        """Tells the store of rollouts how many batches an optimizer step accumulates."""
+        self.store.start(self.trainer.accumulate_grad_batches, self.device)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what a resumed run needs: the rollouts still in use and the running counts."""
+        rollouts = gather_objects(self.store.state_dict())
+        checkpoint["gtpo_lightning"] = {"monitor": self.monitor.state_dict(), "rollouts": rollouts}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores what `on_save_checkpoint` added."""
+        super().on_load_checkpoint(checkpoint)
+        state = checkpoint.get("gtpo_lightning")
+        if state is not None:
+            self.monitor.load_state_dict(state["monitor"])
+            self.store.load_state_dict(of_this_rank(state["rollouts"]))
+
+
+def _check_choices(
+    group_size: int,
+    advantage_scale: str,
+    aggregation: str,
+    updates_per_rollout: int,
+    epsilon: float | tuple[float, float] | None,
+) -> None:
+    if group_size < 2:
+        raise ValueError(
+            f"group_size: {group_size!r} is not valid; valid: an integer of at least 2, since the advantage compares the "
+            "completions of a group"
+        )
+    if updates_per_rollout < 1:
+        raise ValueError(f"updates_per_rollout: {updates_per_rollout!r} is not valid; valid: an integer of at least 1")
+    for name, value, valid in (
+        ("advantage_scale", advantage_scale, ("none", "group", "batch")),
+        ("aggregation", aggregation, ("sequence", "token", "constant")),
+    ):
+        if value not in valid:
+            raise ValueError(f"{name}: {value!r} is not valid; valid: {', '.join(valid)}")
+    bounds = () if epsilon is None else (epsilon,) if isinstance(epsilon, (int, float)) else tuple(epsilon)
+    if len(bounds) > 2 or any(not 0 <= bound for bound in bounds) or (epsilon is not None and not bounds):
+        raise ValueError(f"epsilon: {epsilon!r} is not valid; valid: null, a number of at least 0, or [low, high]")

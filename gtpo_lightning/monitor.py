@@ -1,0 +1,149 @@
+"""What a training step logs, under the names TRL gives the same quantities, and what it warns about once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gtpo_lightning.functional import clip_fractions
+from gtpo_lightning.hooks import log_means
+from gtpo_lightning.rollout import Rollout
+
+if TYPE_CHECKING:
+    from gtpo_lightning.module import GTPOModule
+
+__all__ = ["Monitor"]
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 20  # steps in a row before a condition that may pass by itself is worth a warning
+
+_EQUAL = (
+    "every group of this step has equal rewards, so no completion has an advantage and only the other terms of the loss act; "
+    "if this goes on, sample more completions (group_size), raise the temperature or take problems of another difficulty"
+)
+_MOSTLY_EQUAL = (
+    "at least 70 % of the groups had equal rewards in each of the last 20 steps and gave no signal; a larger group_size or "
+    "problems of another difficulty give more"
+)
+_CLIPPED = (
+    "nearly all completions were cut by max_completion_length in each of the last 20 steps; an answer may not fit, raise "
+    "max_completion_length"
+)
+
+
+class Monitor:
+    """Logs a step's statistics, exact over all ranks, and warns once about steps that cannot teach anything."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.equal_steps = 0
+        """Steps whose groups all had equal rewards."""
+        self._in_a_row = {"equal": 0, "clipped": 0}
+        self._warned: list[str] = []
+
+    def log_rollout(self, module: GTPOModule, rollout: Rollout, rollout_s: float, reward_s: float) -> None:
+        """Logs rewards, groups and lengths, as they were sampled: what the loss leaves out counts here."""
+        stds, equal = _group_statistics(rollout)
+        scored = ~rollout.rewards.isnan()
+        lengths = rollout.lengths
+        values: dict[str, tuple[Any, Any]] = {
+            "train/reward": (rollout.rewards[scored].sum(), scored.sum()),
+            "train/reward_std": (stds.sum(), len(stds)),
+            "train/frac_reward_zero_std": (equal.sum(), len(equal)),
+            "train/completions/mean_length": (lengths.sum(), len(lengths)),
+            "train/completions/clipped_ratio": (rollout.truncated.sum(), len(lengths)),
+        }
+        for name, part in rollout.reward_parts.items():
+            known = ~part.isnan()
+            values[f"train/rewards/{name}/mean"] = (part[known].sum(), known.sum())
+            values[f"rewards/{name}/none_frac"] = (len(part) - known.sum(), len(part))
+        tokens = torch.tensor(float(lengths.sum()), dtype=torch.float64, device=module.device)
+        self.num_tokens += int(module.trainer.strategy.reduce(tokens.clone(), reduce_op="sum"))
+        means = log_means(module.trainer, module, values)
+        self._log_extremes(module, lengths)
+        module.log("train/num_tokens", float(self.num_tokens), batch_size=1)
+        module.log_dict({"time/rollout": rollout_s, "time/reward": reward_s}, batch_size=1)
+        bar = {"reward": means["train/reward"], "length": means["train/completions/mean_length"]}
+        module.log_dict(bar, prog_bar=True, logger=False, batch_size=1)
+        self._watch(means["train/frac_reward_zero_std"], means["train/completions/clipped_ratio"])
+
+    def _log_extremes(self, module: GTPOModule, lengths: Tensor) -> None:
+        reduce = module.trainer.strategy.reduce
+        least = lengths.min() if len(lengths) else torch.tensor(torch.inf, device=lengths.device)
+        most = lengths.max() if len(lengths) else torch.tensor(0.0, device=lengths.device)
+        extremes = torch.stack([-least.double(), most.double()])
+        low, high = reduce(extremes.clone(), reduce_op="max").tolist()
+        module.log_dict(
+            {"train/completions/min_length": -low, "train/completions/max_length": high},
+            batch_size=1,
+        )
+
+    def log_update(self, module: GTPOModule, rollout: Rollout, losses: dict[str, Tensor], start: float) -> None:
+        """Logs the loss terms, the entropy over completion tokens, and clip ratios where a ratio can differ from 1."""
+        mask = rollout.completion_mask.bool()
+        entropies = rollout.entropies.detach()
+        values: dict[str, tuple[Any, Any]] = {"train/entropy": (entropies[mask].sum(), mask.sum())}
+        if rollout.old_logprobs is not None and module.epsilon is not None:
+            clipped = clip_fractions(
+                rollout.logprobs, rollout.old_logprobs, rollout.weights(), rollout.completion_mask, module.epsilon
+            )
+            values["train/clip_ratio/low_mean"] = (clipped["low"], mask.sum())
+            values["train/clip_ratio/high_mean"] = (clipped["high"], mask.sum())
+            values["train/clip_ratio/region_mean"] = (clipped["low"] + clipped["high"], mask.sum())
+        for name, loss in losses.items():
+            values[f"train/loss/{name}"] = (loss.detach(), 1)
+        values["train/loss"] = (sum(float(loss.detach()) for loss in losses.values()), 1)
+        means = log_means(module.trainer, module, values)
+        module.log("entropy", means["train/entropy"], prog_bar=True, logger=False, batch_size=1)
+        module.log("time/update", time.perf_counter() - start, batch_size=1)
+
+    def log_gradient(self, module: GTPOModule) -> None:
+        """Logs the norm of the whole gradient before clipping."""
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        if grads:
+            module.log("train/grad_norm", torch.nn.utils.get_total_norm(grads), batch_size=1)
+
+    def _watch(self, equal: float, clipped: float) -> None:
+        if equal == 1.0:
+            self.equal_steps += 1
+            self._warn_once(_EQUAL)
+        self._in_a_row["equal"] = self._in_a_row["equal"] + 1 if equal >= 0.7 else 0
+        self._in_a_row["clipped"] = self._in_a_row["clipped"] + 1 if clipped >= 0.95 else 0
+        if self._in_a_row["equal"] == _PATIENCE:
+            self._warn_once(_MOSTLY_EQUAL)
+        if self._in_a_row["clipped"] == _PATIENCE:
+            self._warn_once(_CLIPPED)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.append(text)
+            logger.warning(text)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running counts."""
+        return {"num_tokens": self.num_tokens, "equal_steps": self.equal_steps, "in_a_row": dict(self._in_a_row)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self.num_tokens = state["num_tokens"]
+        self.equal_steps = state["equal_steps"]
+        self._in_a_row = dict(state["in_a_row"])
+
+
+def _group_statistics(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """Std of the rewards of each group with a scored completion, and whether the group has no advantage."""
+    rewards, groups = rollout.rewards.double(), rollout.group_ids
+    size = int(groups.max()) + 1 if len(groups) else 0
+    known = ~rewards.isnan()
+    zeros = torch.zeros(size, dtype=torch.float64, device=rewards.device)
+    count = zeros.index_add(0, groups, known.double())
+    mean = zeros.index_add(0, groups, rewards.nan_to_num()) / count.clamp(min=1)
+    square = torch.where(known, rewards - mean[groups], 0.0) ** 2
+    std = (zeros.index_add(0, groups, square) / (count - 1).clamp(min=1)).sqrt()
+    signal = zeros.index_add(0, groups, (rollout.advantages != 0).double()) > 0
+    return std[count > 0], ~signal[count > 0]

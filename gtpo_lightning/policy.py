@@ -1,0 +1,341 @@
+"""The policy: a causal language model split into its body and its head, read with a prompt shared by a group.
+
+A causal language model is a body (token ids to hidden states) and a head (hidden states to logits). Both are used
+apart here: the head runs in chunks so that no (N, T, V) tensor exists, and the body reads each prompt once, whatever
+the number of completions that follow it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from gtpo_lightning.engines.cache import KeyValues, export_cache, prefix_cache
+from gtpo_lightning.functional import logprobs_and_entropies
+
+__all__ = ["Head", "Policy", "eval_mode", "position_ids"]
+
+logger = logging.getLogger(__name__)
+
+_HEAD_TOLERANCE = 1e-3  # relative; half-precision models round in the full forward and not here
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Switches every submodule to evaluation (no dropout) and restores each one's own mode afterwards."""
+    training = [child for child in module.modules() if child.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def position_ids(mask: Tensor) -> Tensor:
+    """Positions that count real tokens only, so that left padding shifts nothing, (B, P).
+
+    Example:
+        >>> position_ids(torch.tensor([[0, 0, 1, 1]])).tolist()
+        [[0, 0, 0, 1]]
+    """
+    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+@dataclass
+class Head:
+    """The map from hidden states to logits: softcap · tanh(scale · (hidden · weightᵀ + bias) / softcap).
+
+    Args:
+        weight: (V, D).
+        bias: (V,) or None.
+        scale: Factor of the logits (Cohere, Granite); 1 elsewhere.
+        softcap: Bound of the logits (Gemma 2); None elsewhere.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of a few positions, accumulated in fp32 or better: (..., D) to (..., V)."""
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.to(dtype)
+            logits = nn.functional.linear(hidden.to(dtype), self.weight.to(dtype), bias)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def upcast(self) -> Head:
+        """The same head with its weights in fp32 or better, so that a loop converts them once."""
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return Head(self.weight.to(dtype), bias, self.scale, self.softcap)
+
+
+class Policy(nn.Module):
+    """A causal language model that samples and is scored.
+
+    Args:
+        model: Any `AutoModelForCausalLM` whose attention keeps keys and values.
+
+    Raises:
+        ValueError: The model's cache is not made of keys and values (a recurrent state), or its head is not a linear map
+            with an optional scale and soft cap.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self._check_cache()
+        self._cache_keyword = (
+            "cache" if "cache" in inspect.signature(self.body.forward).parameters else "past_key_values"
+        )
+        self._check_head()
+
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        """The transformers model itself, also below an adapter."""
+        base = getattr(self.model, "get_base_model", None)
+        return base() if callable(base) else self.model
+
+    @property
+    def body(self) -> nn.Module:
+        """The model without its head."""
+        return self.causal_lm.base_model
+
+    @property
+    def head(self) -> Head:
+        """The head's weights and its scale and soft cap, as the model's configuration names them."""
+        layer = self.causal_lm.get_output_embeddings()
+        config = self.causal_lm.config.get_text_config(decoder=True)
+        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        softcap = getattr(config, "final_logit_softcapping", None)
+        return Head(layer.weight, getattr(layer, "bias", None), scale, None if softcap is None else float(softcap))
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence the model was built for, in tokens; None where it has no limit."""
+        config = self.causal_lm.config.get_text_config(decoder=True)
+        limit = getattr(config, "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    def _check_cache(self) -> None:
+        layers = DynamicCache(config=self.causal_lm.config).layers
+        strange = sorted({type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"})
+        if strange:
+            raise ValueError(
+                f"model: {type(self.causal_lm).__name__} keeps {', '.join(strange)} beside keys and values; valid: models "
+                "whose every layer is attention, since a recurrent state cannot be shared by a group"
+            )
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """One forward of four tokens tells whether the head really is what `Head` describes."""
+        weight = self.causal_lm.get_output_embeddings().weight
+        if weight.is_meta:
+            return
+        ids = torch.arange(4, device=weight.device)[None] % weight.shape[0]
+        with eval_mode(self.model):
+            expected = self.causal_lm(input_ids=ids).logits[0].float()
+            got = self.head.logits(self.hidden(ids)[0]).float()
+        scale = expected.abs().max().clamp(min=1.0)
+        tolerance = _HEAD_TOLERANCE if weight.dtype == torch.float32 else 0.05
+        if not torch.allclose(got / scale, expected / scale, atol=tolerance, rtol=0):
+            raise ValueError(
+                f"model: the head of {type(self.causal_lm).__name__} is not a linear map of the last hidden state (logits "
+                f"differ by {(got - expected).abs().max():.3g}); valid: a linear head with an optional bias, logit scale "
+                "and soft cap"
+            )
+
+    def hidden(
+        self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Last hidden states of the body, (n, L, D); the cache, if given, is extended in place."""
+        extra = {} if cache is None else {self._cache_keyword: cache}
+        out = self.body(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=cache is not None, **extra
+        )
+        return out.last_hidden_state
+
+    def prefill(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
+        """Reads each prompt once.
+
+        Args:
+            ids: Left-padded prompts, (B, P).
+            mask: 1 on prompt tokens, (B, P).
+
+        Returns:
+            The hidden state after the last prompt token, (B, D), and each layer's keys and values, (B, heads, P, d).
+        """
+        cache = DynamicCache()
+        padded = not bool(mask.all())
+        hidden = self.hidden(ids, mask if padded else None, position_ids(mask), cache)
+        return hidden[:, -1], export_cache(cache)
+
+    def score(
+        self,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        row_prompts: Tensor,
+        completion_ids: Tensor,
+        completion_mask: Tensor,
+        *,
+        temperature: float = 1.0,
+        micro_batch_size: int | None = None,
+        entropy_grad: bool = False,
+        share_prompt: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of completions under this policy, at the temperature they were sampled with.
+
+        The prompts are read once and their keys and values repeated for the completions of each, so a step costs
+        P + G·T tokens a group instead of G·(P + T). With `micro_batch_size` the rows go through in chunks under
+        activation checkpointing, which bounds memory at the cost of one more forward.
+
+        Args:
+            prompt_ids: Left-padded prompts, (B, P).
+            prompt_mask: 1 on prompt tokens, (B, P).
+            row_prompts: The prompt of each row, (N,) int64 in [0, B).
+            completion_ids: (N, T).
+            completion_mask: Ones, then zeros, (N, T).
+            temperature: Divides the logits; log-probs and entropies are those of the tempered distribution.
+            micro_batch_size: Rows a chunk; None reads all rows at once and keeps their activations.
+            entropy_grad: Whether the entropies carry a gradient.
+            share_prompt: False reads prompt and completion together, a row at a time; the reference for tests.
+
+        Returns:
+            Log-probs (N, T) with gradient and entropies (N, T), both nats and 0 on padding.
+        """
+        real = completion_mask.bool()
+        length = int(real.sum(dim=1).max()) if real.numel() else 0
+        if length == 0:
+            zero = torch.zeros(completion_ids.shape, device=completion_ids.device) + self.zero()
+            return zero, zero.detach()
+        total = completion_ids.shape[1]
+        ids, real = completion_ids[:, :length], real[:, :length]
+        read = self._reader(prompt_ids, prompt_mask, temperature, micro_batch_size, entropy_grad, share_prompt)
+        chunks = row_prompts.split(micro_batch_size or max(len(row_prompts), 1))
+        rows = torch.arange(len(row_prompts), device=ids.device).split(micro_batch_size or max(len(row_prompts), 1))
+        parts = [read(prompts, ids[index], real[index]) for prompts, index in zip(chunks, rows, strict=True)]
+        logprobs = torch.cat([part[0] for part in parts])
+        entropies = torch.cat([part[1] for part in parts])
+        pad = (0, total - length)
+        return nn.functional.pad(logprobs, pad), nn.functional.pad(entropies, pad)
+
+    def _reader(  # noqa: ANN202
+        self,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        temperature: float,
+        micro_batch_size: int | None,
+        entropy_grad: bool,
+        share_prompt: bool,
+    ):
+        """The function that scores one chunk of rows, with the prompts already read where they are shared."""
+        settings = {"temperature": temperature, "entropy_grad": entropy_grad}
+        checkpointed = micro_batch_size is not None and torch.is_grad_enabled()
+
+        def run(function, *args):  # noqa: ANN001, ANN002, ANN202
+            return checkpoint(function, *args, use_reentrant=False) if checkpointed else function(*args)
+
+        if not share_prompt:
+
+            def read_whole(prompts: Tensor, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+                return self._score_whole(prompt_ids[prompts], prompt_mask[prompts], ids, real, **settings)
+
+            return lambda *rows: run(read_whole, *rows)
+
+        def prefill(ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
+            with eval_mode(self.model):
+                return self.prefill(ids, mask)
+
+        parts = [
+            run(prefill, ids, mask)
+            for ids, mask in zip(
+                prompt_ids.split(micro_batch_size or len(prompt_ids)),
+                prompt_mask.split(micro_batch_size or len(prompt_ids)),
+                strict=True,
+            )
+        ]
+        last = torch.cat([part[0] for part in parts])
+        layers = [
+            (torch.cat([part[1][i][0] for part in parts]), torch.cat([part[1][i][1] for part in parts]))
+            if len(parts) > 1
+            else parts[0][1][i]
+            for i in range(len(parts[0][1]))
+        ]
+
+        def read_shared(prompts: Tensor, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+            return self._score_shared(last, layers, prompt_mask, prompts, ids, real, **settings)
+
+        return lambda *rows: run(read_shared, *rows)
+
+    def _score_shared(
+        self,
+        last: Tensor,
+        layers: KeyValues,
+        prompt_mask: Tensor,
+        prompts: Tensor,
+        ids: Tensor,
+        real: Tensor,
+        **settings: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Completions attend to the repeated cache of their prompt; position t is predicted by the state before it."""
+        with eval_mode(self.model):
+            states = last.index_select(0, prompts)[:, None]
+            if ids.shape[1] > 1:
+                cache = prefix_cache([(k.index_select(0, prompts), v.index_select(0, prompts)) for k, v in layers])
+                rows_mask = prompt_mask[prompts].bool()
+                inputs = torch.where(real, ids, 0)[:, :-1]  # padding may hold anything
+                # Padding stands behind every real token, so only the prompt's left padding has to be masked.
+                padded = not bool(rows_mask.all())
+                mask = torch.cat([rows_mask, torch.ones_like(real[:, :-1])], dim=1) if padded else None
+                start = rows_mask.long().sum(dim=1, keepdim=True)
+                positions = start + torch.arange(inputs.shape[1], device=ids.device)
+                states = torch.cat([states, self.hidden(inputs, mask, positions, cache)], dim=1)
+            return self._read_head(states, ids, real, **settings)
+
+    def _score_whole(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, ids: Tensor, real: Tensor, **settings: float
+    ) -> tuple[Tensor, Tensor]:
+        """The plain forward over prompt and completion."""
+        with eval_mode(self.model):
+            mask = torch.cat([prompt_mask.bool(), torch.ones_like(real[:, :-1])], dim=1)
+            inputs = torch.cat([prompt_ids, torch.where(real, ids, 0)[:, :-1]], dim=1)
+            hidden = self.hidden(inputs, mask, position_ids(mask))
+            return self._read_head(hidden[:, prompt_ids.shape[1] - 1 :], ids, real, **settings)
+
+    def _read_head(
+        self, states: Tensor, ids: Tensor, real: Tensor, *, temperature: float, entropy_grad: float
+    ) -> tuple[Tensor, Tensor]:
+        head = self.head
+        logprobs, entropies = logprobs_and_entropies(
+            states[real],
+            head.weight,
+            ids[real],
+            bias=head.bias,
+            temperature=temperature,
+            entropy_grad=bool(entropy_grad),
+            logit_scale=head.scale,
+            softcap=head.softcap,
+        )
+        shape = torch.zeros(real.shape, dtype=logprobs.dtype, device=real.device)
+        return shape.masked_scatter(real, logprobs), shape.masked_scatter(real, entropies)
+
+    def zero(self) -> Tensor:
+        """0, attached to every trainable parameter: the loss of a rank without work."""
+        terms = [p.reshape(-1)[:1].sum() * 0.0 for p in self.parameters() if p.requires_grad]
+        return torch.stack([term.float() for term in terms]).sum() if terms else torch.zeros(())

@@ -1,0 +1,252 @@
+"""What every training module of this package shares: the policy, its prompts, evaluation and optimizers."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from transformers import AutoConfig, GenerationConfig
+
+from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
+from gtpo_lightning.engines import Completions, Engine, Sampling
+from gtpo_lightning.engines.local import LocalEngine
+from gtpo_lightning.models import EMBEDDED, load_model, load_tokenizer
+from gtpo_lightning.policy import Policy
+from gtpo_lightning.rollout import Problem, Prompts, Rollout
+from gtpo_lightning.schedulers import WarmupCosine
+
+__all__ = ["PolicyModule", "adamw", "not_plain"]
+
+logger = logging.getLogger(__name__)
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    """AdamW with the paper's settings: learning rate 1e-6, weight decay 0.1."""
+    return torch.optim.AdamW(params, lr=1e-6, weight_decay=0.1)
+
+
+class PolicyModule(pl.LightningModule):
+    """A policy that can sample, be evaluated and be optimised; how it is trained is up to the subclass.
+
+    The tokenizer is read at once, so that data modules can measure prompts; the weights are read in `configure_model`,
+    inside the strategy's context, after all arguments were checked.
+
+    Args:
+        model: Hub id, folder, or an embedded name: `tiny`, `smollm2-135m`.
+        weights: A checkpoint of this package whose policy is the start, such as that of a supervised warm start. A
+            resumed run (`ckpt_path`) takes its weights from there instead.
+        dtype: How weights are kept: `float32`, `bfloat16` or `float16`. Mixed precision is the trainer's `precision`.
+        attention: Attention kernel of transformers, such as `sdpa`, `eager` or `flash_attention_2`; null takes its default.
+        system_prompt: Instruction that asks for the answer format; empty for none.
+        prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
+        max_completion_length: Tokens of a completion at most (T).
+        temperature: Temperature of sampling and of log-probs and entropies.
+        rollout_batch_size: Prompts sampled at once; null samples all of a step together.
+        micro_batch_size: Completions scored at once, under activation checkpointing; null keeps the activations of all.
+        seed: Seed of the random numbers that tokens are drawn with.
+        optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
+        lr_scheduler: Builds the learning-rate scheduler from the optimizer; stepped after each optimizer step.
+
+    Raises:
+        ValueError: An argument outside its range, an unknown dtype, a model or checkpoint that cannot be read.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        weights: str | None = None,
+        dtype: str = "float32",
+        attention: str | None = None,
+        system_prompt: str = SYSTEM_PROMPT,
+        prompt_template: str = PLAIN_TEMPLATE,
+        max_completion_length: int = 512,
+        temperature: float = 1.0,
+        rollout_batch_size: int | None = None,
+        micro_batch_size: int | None = None,
+        seed: int = 0,
+        optimizer: OptimizerCallable = adamw,
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        _check_counts(rollout_batch_size=rollout_batch_size, micro_batch_size=micro_batch_size)
+        if dtype not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype: {dtype!r} is not valid; valid: float32, bfloat16, float16")
+        if weights is not None and not Path(weights).is_file():
+            raise ValueError(f"weights: {weights!r} is no file; valid: a checkpoint written by a run of this package")
+        self.eval_sampling = Sampling(max_completion_length=max_completion_length, temperature=temperature)
+        self.model_name = model
+        self.weights = weights
+        self.dtype_name = dtype
+        self.attention = attention
+        self.temperature = temperature
+        self.max_completion_length = max_completion_length
+        self.rollout_batch_size = rollout_batch_size
+        self.micro_batch_size = micro_batch_size
+        self.seed = seed
+        self.build_optimizer = optimizer
+        self.build_lr_scheduler = lr_scheduler
+        self.codec = _codec(model, system_prompt, prompt_template)
+        self.policy: Policy | None = None  # type: ignore[assignment]
+        self._engine: Engine | None = None
+        if dtype != "float32":
+            logger.warning(
+                "dtype: %s keeps the only copy of the weights in half precision, in which updates of a small learning rate "
+                "round away (at 1e-6 a bfloat16 weight of 1.0 never moves); dtype float32 with trainer.precision bf16-mixed "
+                "keeps fp32 masters",
+                dtype,
+            )
+
+    def configure_model(self) -> None:
+        """Reads the weights once, in the strategy's context."""
+        if self.policy is not None:
+            return
+        self.policy = Policy(load_model(self.model_name, dtype=self.dtype_name, attention=self.attention))
+        self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
+        if self.weights is not None:
+            _load_policy(self.policy, self.weights)
+        # A model's buffers are constants (rotary frequencies). Broadcasting them at every forward, as DDP does by default,
+        # would make ranks wait for each other in validation, where their numbers of batches differ.
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Builds the policy before its weights are restored, so that `load_from_checkpoint` works."""
+        self.configure_model()
+
+    # sampling
+
+    @property
+    def engine(self) -> Engine:
+        """Who samples; the local engine unless another was set."""
+        if self._engine is None:
+            self.configure_model()
+            self._engine = LocalEngine(self.policy, self.codec.eos_ids, self.codec.pad_id, self.rollout_batch_size)
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def prompt_length(self, problem: Problem) -> int:
+        """Tokens of a problem's prompt; what data modules compare with `max_prompt_length`."""
+        return len(self.codec.prompt_ids(problem))
+
+    def sample(self, prompts: Prompts, sampling: Sampling, stage: str) -> Rollout:
+        """Samples completions of each prompt and decodes them; nothing is scored yet.
+
+        Args:
+            prompts: B prompts.
+            sampling: All settings; `sampling.num_samples` completions of each prompt.
+            stage: `train`, `val`, `test` or `predict`; part of the key of the random numbers.
+        """
+        members = range(sampling.num_samples)
+        epoch = self.current_epoch if stage == "train" else 0
+        keys = [(self.seed, stage, epoch, problem.id, member) for problem in prompts.problems for member in members]
+        out = self.engine.generate(prompts, sampling, keys, show_progress=self._shows_progress())
+        return _as_rollout(prompts, out, self.codec.decode(out.ids, out.lengths))
+
+    def _shows_progress(self) -> bool:
+        trainer = self._trainer
+        bar = None if trainer is None else trainer.progress_bar_callback
+        return bar is not None and bar.is_enabled and trainer.is_global_zero
+
+    # evaluation
+
+    def validation_step(self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0) -> Rollout:
+        """Samples with the evaluation settings and returns the rollout; callbacks judge it."""
+        return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, "val")
+
+    def test_step(self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0) -> Rollout:
+        """As `validation_step`."""
+        return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, "test")
+
+    def predict_step(self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0) -> Rollout:
+        """As `validation_step`."""
+        return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, "predict")
+
+    # optimisation
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimizer over the trainable parameters, and the scheduler stepped with it.
+
+        Raises:
+            ValueError: A schedule over the whole run, in a run without an end.
+        """
+        optimizer = self.build_optimizer([p for p in self.parameters() if p.requires_grad])
+        if self.build_lr_scheduler is None:
+            return optimizer
+        scheduler = self.build_lr_scheduler(optimizer)
+        if isinstance(scheduler, WarmupCosine) and scheduler.total_steps is None:
+            scheduler.set_total_steps(self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Batches are text; what is made of them goes to the device later."""
+        return batch
+
+
+def not_plain(arguments: dict[str, Any]) -> list[str]:
+    """Names of arguments that a checkpoint should not hold, since it is read without running code: callables."""
+
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(plain(key) and plain(item) for key, item in value.items())
+        if isinstance(value, (list, tuple)):
+            return all(plain(item) for item in value)
+        return isinstance(value, (str, int, float, bool, type(None)))
+
+    return [name for name, value in arguments.items() if not plain(value)]
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: {value!r} is not valid; valid: null or an integer of at least 1")
+
+
+def _codec(model: str, system_prompt: str, prompt_template: str) -> Codec:
+    sources: list[object] = []
+    if model not in EMBEDDED:
+        for read in (AutoConfig, GenerationConfig):
+            try:
+                sources.append(read.from_pretrained(model))
+            except (OSError, ValueError):  # not every folder has both; the model's own are read with its weights
+                continue
+    return Codec(
+        load_tokenizer(model),
+        system_prompt=system_prompt,
+        prompt_template=prompt_template,
+        extra_eos=sources,
+    )
+
+
+def _as_rollout(prompts: Prompts, out: Completions, texts: list[str]) -> Rollout:
+    group = len(out.ids) // max(len(prompts), 1)
+    return Rollout(
+        prompts=prompts,
+        group_ids=torch.arange(len(prompts), device=out.ids.device).repeat_interleave(group),
+        completion_ids=out.ids,
+        completion_mask=out.mask,
+        truncated=out.truncated,
+        lengths=out.lengths,
+        texts=texts,
+        sampled_logprobs=out.logprobs,
+        sampled_entropies=out.entropies,
+    )
+
+
+def _load_policy(policy: Policy, path: str) -> None:
+    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    own = {name.removeprefix("policy."): value for name, value in state.items() if name.startswith("policy.")}
+    missing, unexpected = policy.load_state_dict(own, strict=False)
+    if missing or unexpected:
+        raise ValueError(
+            f"weights: {path!r} does not fit the model (missing {missing[:3]}, unexpected {unexpected[:3]}); valid: a "
+            "checkpoint of the same model"
+        )

@@ -1,0 +1,153 @@
+r"""Brings the many ways to write one answer into one marked form that the comparison can read.
+
+Marks are control characters, which no answer holds: they keep what braces and dollar signs meant.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gtpo_lightning.rewards.extraction import find_boxes
+
+__all__ = ["BREAK", "CUP", "DOLLAR", "SET_CLOSE", "SET_OPEN", "TEXT_CLOSE", "TEXT_OPEN", "mark", "squash", "trim"]
+
+TEXT_OPEN, TEXT_CLOSE, SET_OPEN, SET_CLOSE, CUP, DOLLAR, BREAK = "\x01\x02\x03\x04\x05\x06\x07"
+
+_CHARACTERS = {
+    **dict.fromkeys(c for c in range(32) if chr(c) not in "\t\n\v\f\r"),
+    **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff")),
+    **dict.fromkeys(map(ord, "\u2212\u2013\u2010\u2011"), "-"),
+    **{ord(c): f" {word} " for c, word in zip("×·⋅÷π∞∪∈±√≤≥≠", (
+        r"\times", r"\cdot", r"\cdot", r"\div", r"\pi", r"\infty", r"\cup", r"\in", r"\pm", r"\sqrt", r"\leq", r"\geq",
+        r"\neq",
+    ), strict=True)},
+    **{ord(c): word for c, word in zip("°²³½¼¾∅％，", (
+        r"^\circ", "^2", "^3", r"\frac{1}{2}", r"\frac{1}{4}", r"\frac{3}{4}", r"\emptyset", "%", ",",
+    ), strict=True)},
+}  # fmt: skip
+
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mbox|hbox|math(?:rm|bf|it|sf|tt)|operatorname|emph|boldsymbol|bold)"
+    r"\s?\{([^{}]*)\}"
+)
+_SEPARATED = re.compile(r"(?<![0-9])[0-9]+(?![0-9])(?: ?(?:\{,\}|,\\!|\\!,|\\,) ?[0-9]+(?![0-9]))+")
+_SEPARATOR = re.compile(r" ?(?:\{,\}|,\\!|\\!,|\\,) ?")
+_SUBSTITUTIONS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right) ?\.", ""),
+        (r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", f"{TEXT_OPEN}°{TEXT_CLOSE}"),
+        (r"\\[{]|\\lbrace(?![A-Za-z])", SET_OPEN),
+        (r"\\[}]|\\rbrace(?![A-Za-z])", SET_CLOSE),
+        (r"\\cup(?![A-Za-z])", CUP),
+        (r"\\(?:[,;:!]| |q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
+        (r"\\[()\[\]]", ""),
+    )
+)
+_SQUASHED = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
+        (r"\\div(?![A-Za-z])", "/"),
+        (r"\\(?:leq|le)(?![A-Za-z])", r"\\le"),
+        (r"\\(?:geq|ge)(?![A-Za-z])", r"\\ge"),
+        (r"\\(?:neq|ne)(?![A-Za-z])", r"\\ne"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        (r"\+(?=\\infty)", ""),
+        (r"\\(frac|sqrt) +(?=[0-9])", r"\\\1"),
+        (r"\\frac([0-9])([0-9])", r"\\frac{\1}{\2}"),
+        (r"\\frac([0-9])\{", r"\\frac{\1}{"),
+        (r"\\frac\{([^{}]*)\} ?([0-9])", r"\\frac{\1}{\2}"),
+        (r"\\sqrt([0-9])", r"\\sqrt{\1}"),
+        (r"\^\{([0-9A-Za-z])\}", r"^\1"),
+    )
+)
+
+
+def _join_thousands(match: re.Match[str]) -> str:
+    groups = _SEPARATOR.split(match.group())
+    if len(groups[0]) <= 3 and all(len(group) == 3 for group in groups[1:]):
+        return "".join(groups)
+    return match.group()
+
+
+def _open_whole_box(text: str) -> str:
+    """Opens a box that is the whole text but for dollar signs, brackets of math mode, white space and dots."""
+    for _ in range(10 if "\\boxed" in text or "\\fbox" in text else 0):
+        boxes = find_boxes(text)
+        if not boxes:
+            break
+        box = boxes[0].measured(text)
+        if (text[: box.start] + text[box.end :]).strip(" \t\n$.\\[]()"):
+            break
+        text = box.content(text)
+    return text
+
+
+def _commands(text: str) -> str:
+    """Replaces LaTeX commands by marks; commands that carry meaning stay."""
+    text = text.replace("\\\\", BREAK) if "\\begin" in text else text.replace("\\\\", "\\")
+    text = text.replace("\\$", DOLLAR).replace("\\%", "%")
+    text = _TEXT.sub(rf"{TEXT_OPEN}\1{TEXT_CLOSE}", text)
+    text = _SEPARATED.sub(_join_thousands, text)
+    for pattern, replacement in _SUBSTITUTIONS:
+        text = pattern.sub(replacement, text)
+    return text.replace(TEXT_OPEN + TEXT_CLOSE, "")
+
+
+def mark(text: str) -> str:
+    r"""The marked form of an answer: one space for white space, marks for `\text`, sets, unions and currency.
+
+    Math mode signs, sizes (`\left`), LaTeX spacing, thousands separators of LaTeX (`{,}`, `\,`, `,\!`), a box around
+    the whole, `**` around the whole and one closing dot, comma, colon or semicolon go. Every pattern is linear.
+
+    Args:
+        text: An answer as it was written.
+
+    Returns:
+        The marked form; may be empty.
+
+    Example:
+        >>> mark(r"$\left( 8\,000, \dfrac12 \right)$.")
+        '( 8000, \\frac12 )'
+    """
+    text = _open_whole_box(text)
+    if not (text.isascii() and text.isprintable()):
+        text = text.translate(_CHARACTERS)
+    text = " ".join(text.split())
+    if text.startswith("**") and text.endswith("**"):
+        text = text.strip("*")
+    if "\\" in text or "{,}" in text:
+        text = _commands(text)
+    if "$" in text:
+        text = text.replace("$", "" if text.count("$") % 2 == 0 else DOLLAR)
+    if "%" in text:
+        text = text.replace("%", f"{TEXT_OPEN}%{TEXT_CLOSE}")
+    return trim(" ".join(text.split()))
+
+
+def trim(text: str) -> str:
+    """Takes white space and closing punctuation off; an ellipsis stays, since it says that digits go on."""
+    text = text.strip(" ,;:")
+    return text if text.endswith("..") else text.rstrip(" .,;:")
+
+
+def squash(marked: str) -> str:
+    r"""The string that decides for expressions: no white space, braces around every argument, one name per symbol.
+
+    Args:
+        marked: What `mark` gave, or a part of it.
+
+    Returns:
+        The normalised expression.
+
+    Example:
+        >>> squash(mark(r"11 \sqrt2 \cdot \frac 59"))
+        '11\\sqrt{2}*\\frac{5}{9}'
+    """
+    if "\\" in marked or "^" in marked:
+        for pattern, replacement in _SQUASHED:
+            marked = pattern.sub(replacement, marked)
+    return marked.translate({ord(TEXT_OPEN): None, ord(TEXT_CLOSE): None, ord(" "): None, ord(DOLLAR): "$"})

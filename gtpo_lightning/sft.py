@@ -1,0 +1,84 @@
+"""`SFTModule`: supervised fine-tuning on reference solutions; the paper's baseline and the warm start."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, render_target
+from gtpo_lightning.hooks import log_means
+from gtpo_lightning.normalizer import Normalizer
+from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
+from gtpo_lightning.rollout import Problem, Rollout
+
+__all__ = ["SFTModule"]
+
+
+class SFTModule(PolicyModule):
+    """Teaches the policy reference solutions in the answer format, by cross-entropy over their tokens.
+
+    A problem's completion is `meta["target"]`, else `meta["solution"]` and the answer put between the format's tags.
+
+    Args:
+        model: Hub id, folder, or an embedded name: `tiny`, `smollm2-135m`.
+        max_completion_length: Tokens of a completion at most; longer solutions are cut.
+        temperature: Temperature of sampling in evaluation; the loss is at 1.
+        micro_batch_size: Rows read at once, under activation checkpointing; null keeps the activations of all.
+        weights: A checkpoint of this package whose policy is the start.
+        dtype: How weights are kept: `float32`, `bfloat16` or `float16`.
+        attention: Attention kernel of transformers; null takes its default.
+        system_prompt: Instruction that asks for the answer format; empty for none.
+        prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
+        rollout_batch_size: Prompts sampled at once in evaluation; null samples all of a batch together.
+        seed: Seed of the random numbers that tokens are drawn with.
+        optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
+        lr_scheduler: Builds the learning-rate scheduler from the optimizer; stepped after each optimizer step.
+
+    Raises:
+        ValueError: An argument outside its range, before any weights are read.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        max_completion_length: int = 512,
+        temperature: float = 1.0,
+        micro_batch_size: int | None = None,
+        *,
+        weights: str | None = None,
+        dtype: str = "float32",
+        attention: str | None = None,
+        system_prompt: str = SYSTEM_PROMPT,
+        prompt_template: str = PLAIN_TEMPLATE,
+        rollout_batch_size: int | None = None,
+        seed: int = 0,
+        optimizer: OptimizerCallable = adamw,
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        arguments = {k: v for k, v in locals().items() if k != "self" and not k.startswith("__")}
+        super().__init__(**arguments)
+        self.save_hyperparameters(ignore=not_plain(arguments))
+        self.normalizer = Normalizer("token", max_completion_length)
+
+    def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
+        """−(1/tokens) Σ log π(target), scalar; the mean is over all target tokens of the optimizer step."""
+        prompts = self.codec.prompts(problems, self.device)
+        ids, mask = self.codec.completions([render_target(problem) for problem in problems], self.device)
+        ids, mask = ids[:, : self.max_completion_length], mask[:, : self.max_completion_length]
+        rows = torch.arange(len(problems), device=self.device)
+        rollout = Rollout(prompts=prompts, group_ids=rows, completion_ids=ids, completion_mask=mask)
+        self.normalizer.start(rollout, self.trainer)
+        logprobs, entropies = self.policy.score(
+            prompts.ids, prompts.mask, rows, ids, mask, micro_batch_size=self.micro_batch_size
+        )
+        tokens = mask.sum()
+        nll = -logprobs.detach().sum()
+        log_means(self.trainer, self, {"train/loss": (nll, tokens)}, prog_bar=True)
+        log_means(self.trainer, self, {"train/entropy": (entropies.detach().sum(), tokens)})
+        denominator = self.normalizer.denominator
+        return -(logprobs * mask).sum() / denominator
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Corrects the gradient where accumulated micro-batches held different numbers of tokens."""
+        self.normalizer.finish(self.parameters(), self.trainer.accumulate_grad_batches)

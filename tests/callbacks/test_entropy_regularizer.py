@@ -1,0 +1,183 @@
+import warnings
+
+import pytest
+import torch
+
+from gtpo_lightning.callbacks import EntropyRegularizer
+from tests.helpers.fakes import FakeModule, fake_trainer, random_rollout, rollout_of
+
+
+def mean_entropies_by_loops(rollout):
+    """⟨H⟩ of each row, None without tokens."""
+    means = []
+    for row in range(len(rollout)):
+        length = int(rollout.completion_mask[row].sum())
+        values = [float(rollout.entropies[row, t]) for t in range(length)]
+        means.append(sum(values) / length if length else None)
+    return means
+
+
+def shifts_by_loops(rollout, gamma, baseline):
+    means, groups = mean_entropies_by_loops(rollout), rollout.group_ids.tolist()
+    shifts = []
+    for mean, group in zip(means, groups, strict=True):
+        if mean is None:
+            shifts.append(0.0)
+            continue
+        partners = [m for m, g in zip(means, groups, strict=True) if g == group and m is not None]
+        shifts.append(-gamma * (mean - (sum(partners) / len(partners) if baseline == "group" else 0.0)))
+    return shifts
+
+
+@pytest.mark.parametrize("baseline", ["none", "group"])
+@pytest.mark.parametrize("seed", range(4))
+def test_shift_is_that_of_the_loops_and_is_added(baseline, seed):
+    rollout = random_rollout(seed)
+    rollout.advantage_shift += 0.25
+    EntropyRegularizer(0.3, baseline).on_before_loss(fake_trainer(), FakeModule(), rollout)
+    expected = torch.tensor(shifts_by_loops(rollout, 0.3, baseline)) + 0.25
+    assert torch.allclose(rollout.advantage_shift, expected, atol=1e-6, rtol=0)
+    assert rollout.completion_mask.sum(1).min() == 0  # an empty row is among them
+
+
+def test_padding_never_counts_and_no_gradient_gets_into_the_slot():
+    rollout = rollout_of([[0.5, 1.5], [1.0], 0.0], [2, 1, 0])  # NaN in the padding
+    rollout.entropies.requires_grad_()
+    EntropyRegularizer(gamma=0.1).on_before_loss(fake_trainer(), FakeModule(), rollout)
+    assert rollout.advantage_shift.tolist() == pytest.approx([-0.1, -0.1, 0.0], abs=1e-8)
+    assert not rollout.advantage_shift.requires_grad
+
+
+def test_g_11_a_group_with_all_answers_right_is_pushed_down_by_the_papers_form_only():
+    # two groups of equal rewards, interleaved: A = 0 everywhere
+    entropies, groups = [0.2, 0.9, 0.4, 0.5], [3, 8, 3, 8]
+    sums = {}
+    for baseline in ("none", "group"):
+        rollout, module = rollout_of(entropies, group_ids=groups), FakeModule()
+        part = EntropyRegularizer(0.1, baseline)
+        part.on_before_loss(fake_trainer(), module, rollout)
+        part.on_after_loss(fake_trainer(), module, rollout, {})
+        sums[baseline] = [float(rollout.weights()[torch.tensor(groups) == group, 0].sum()) for group in (3, 8)]
+        assert module.logged == {}  # no row has a sign to lose
+    assert sums["none"] == pytest.approx([-0.06, -0.14], abs=1e-7)
+    assert sums["group"] == pytest.approx([0.0, 0.0], abs=1e-8)
+
+
+def test_sign_flips_are_those_of_the_whole_shift_over_scored_rows_with_a_sign():
+    rollout = rollout_of([1.0] * 6, [1, 1, 1, 1, 0, 1], [0.05, 0.5, 0.0, -0.4, 0.05, -0.1])
+    part, module = EntropyRegularizer(gamma=0.1), FakeModule()
+    part.on_before_loss(fake_trainer(), module, rollout)
+    assert "gtpo/sign_flip_frac" not in module.logged  # another part may still add to the shift
+    rollout.advantage_shift[5] += 0.3
+    part.on_after_loss(fake_trainer(), module, rollout, {})
+    # of rows 0, 1, 3, 5: 0.05 - 0.1 < 0 and -0.1 - 0.1 + 0.3 > 0
+    assert module.logged == {"gtpo/sign_flip_frac": 0.5}
+
+
+def test_a_sum_of_zero_has_lost_its_sign():
+    rollout, module = rollout_of([1.0, 1.0], advantages=[0.5, -0.5]), FakeModule()
+    part = EntropyRegularizer(gamma=0.5)
+    part.on_before_loss(fake_trainer(), module, rollout)
+    part.on_after_loss(fake_trainer(), module, rollout, {})
+    assert module.logged == {"gtpo/sign_flip_frac": 0.5}
+
+
+def test_differentiable_adds_a_term_and_no_shift():
+    rollout = rollout_of([[0.5, 1.5], [2.0], 0.0, [0.3]], [2, 1, 0, 1], [1.0, -1.0, 1.0, -1.0])
+    rollout.entropies.requires_grad_()
+    rollout.sequence_weights *= torch.tensor([1.0, 0.5, 1.0, 0.0])
+    part, losses = EntropyRegularizer(gamma=0.2, differentiable=True), {"policy": torch.tensor(3.0)}
+    part.on_before_loss(fake_trainer(), FakeModule(), rollout)
+    part.on_after_loss(fake_trainer(), FakeModule(), rollout, losses)
+    assert torch.equal(rollout.advantage_shift, torch.zeros(4))
+    assert losses["policy"] == 3.0
+    # a dropped row stays in the count, an empty one does not
+    assert float(losses["entropy"].detach()) == pytest.approx(0.2 * (1.0 * 1.0 + 0.5 * 2.0 + 0.0 * 0.3) / 3, abs=1e-7)
+    losses["entropy"].backward()
+    expected = [[0.2 / 3 / 2, 0.2 / 3 / 2], [0.2 * 0.5 / 3, 0], [0, 0], [0, 0]]
+    assert torch.allclose(rollout.entropies.grad, torch.tensor(expected), atol=1e-8, rtol=0)
+
+
+def test_differentiable_adds_to_a_term_that_is_there():
+    losses = {}
+    for gamma in (0.1, 0.3):
+        rollout = rollout_of([1.0, 2.0])
+        rollout.entropies.requires_grad_()
+        EntropyRegularizer(gamma, differentiable=True).on_after_loss(fake_trainer(), FakeModule(), rollout, losses)
+    assert float(losses["entropy"].detach()) == pytest.approx(0.4 * 1.5, abs=1e-7)
+
+
+@pytest.mark.parametrize("sizes", [[6], [1, 5], [3, 3], [1, 1, 1, 1, 1, 1]])
+def test_differentiable_terms_of_micro_batches_add_up_by_num_completions(sizes):
+    entropies, lengths = [0.1, 0.7, 0.4, 0.9, 0.2, 1.1], [3, 1, 0, 2, 5, 4]
+    total, start = 0.0, 0
+    for size in sizes:
+        part = slice(start, start + size)
+        rollout = rollout_of(entropies[part], lengths[part], num_completions=5.0)
+        rollout.entropies.requires_grad_()
+        losses = {}
+        EntropyRegularizer(0.5, differentiable=True).on_after_loss(fake_trainer(), FakeModule(), rollout, losses)
+        total += float(losses["entropy"].detach())
+        start += size
+    assert total == pytest.approx(0.5 * (0.1 + 0.7 + 0.9 + 0.2 + 1.1) / 5, abs=1e-7)
+
+
+@pytest.mark.parametrize("denominator", [None, 0.0, 4.0])
+def test_a_06_differentiable_without_completions_is_zero_and_attached(denominator):
+    rollout = rollout_of([0.5, 0.5], [0, 0], num_completions=denominator)
+    rollout.entropies.requires_grad_()
+    losses = {}
+    EntropyRegularizer(differentiable=True).on_after_loss(fake_trainer(), FakeModule(), rollout, losses)
+    assert float(losses["entropy"].detach()) == 0.0
+    losses["entropy"].backward()
+    assert torch.equal(rollout.entropies.grad, torch.zeros(2, 1))
+
+
+def test_a_06_shift_without_completions_is_zero_for_both_baselines():
+    for baseline in ("none", "group"):
+        rollout, module = rollout_of([0.5, 0.5], [0, 0], [1.0, -1.0]), FakeModule()
+        part = EntropyRegularizer(0.1, baseline)
+        part.on_before_loss(fake_trainer(), module, rollout)
+        part.on_after_loss(fake_trainer(), module, rollout, {})
+        assert torch.equal(rollout.advantage_shift, torch.zeros(2))
+        assert module.logged == {}
+
+
+def test_differentiable_on_detached_entropies_says_once_that_it_has_no_effect():
+    part = EntropyRegularizer(differentiable=True)
+    with pytest.warns(UserWarning, match="no gradient") as caught:
+        for _ in range(2):
+            part.on_after_loss(fake_trainer(), FakeModule(), rollout_of([1.0]), {})
+    assert len(caught) == 1
+
+
+def test_setup_asks_for_entropies_with_gradient_only_where_they_are_needed():
+    asked, plain = FakeModule(), FakeModule()
+    EntropyRegularizer(differentiable=True).setup(fake_trainer(), asked, "fit")
+    EntropyRegularizer().setup(fake_trainer(), plain, "fit")
+    assert asked.entropy_grad is True
+    assert not hasattr(plain, "entropy_grad")
+
+
+def test_no_losses_are_added_in_the_papers_form():
+    losses = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EntropyRegularizer().on_after_loss(fake_trainer(), FakeModule(), random_rollout(0), losses)
+    assert losses == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"gamma": -0.1}, "gamma: -0.1"),
+        ({"gamma": float("nan")}, "gamma: nan"),
+        ({"gamma": float("inf")}, "gamma: inf"),
+        ({"gamma": "0.1"}, "gamma: '0.1'"),
+        ({"baseline": "batch"}, "baseline: 'batch'.*'none', 'group'"),
+        ({"baseline": "group", "differentiable": True}, "baseline: 'group'.*differentiable"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        EntropyRegularizer(**arguments)
