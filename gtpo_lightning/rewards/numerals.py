@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from decimal import Decimal
 from fractions import Fraction
 
 __all__ = ["leading_number", "plain_number", "to_int"]
 
-# Beyond this many digits a fraction is not reduced (the greatest common divisor is quadratic) and stays a string;
-# integers and decimals are exact at any size.
-MAX_FRACTION_DIGITS = 20_000
+# Beyond this many digits a numeral is compared by its canonical digits, which is exact at any size; only fractions of
+# such numerals stay plain strings, since reducing them is quadratic.
+MAX_FRACTION_DIGITS = 10_000
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])|[0-9]+)"
 _NUMERAL = re.compile(rf"({_DIGITS})?(?:\.([0-9]*))?")
@@ -22,6 +21,7 @@ _FRACTION = re.compile(rf"\\frac{_ARGUMENT}{_ARGUMENT}")
 _SLASH = re.compile(r" ?/ ?")
 _MIXED = re.compile(r" ([0-9]+) ?/ ?([0-9]+)(?![0-9.,/])")
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9]{1,3})(?![0-9A-Za-z.])")
+_FIXED = re.compile(r"([0-9]{0,100})\.([0-9]{0,100})")
 _REPEATING = re.compile(r"\\overline ?(?:\{([0-9]{1,100})\}|([0-9]))")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(rf"[ \x01]*({'|'.join(_SCALES)})(?![A-Za-z])", re.IGNORECASE)
@@ -40,7 +40,10 @@ def to_int(digits: str) -> int:
         >>> to_int("9" * 5000) == 10**5000 - 1
         True
     """
-    return int(digits) if len(digits) < 4000 else int(Decimal(digits))
+    if len(digits) < 4000:
+        return int(digits)
+    half = len(digits) // 2
+    return to_int(digits[:-half]) * 10**half + to_int(digits[-half:])
 
 
 def plain_number(text: str) -> tuple[bool, str, str] | None:
@@ -77,11 +80,9 @@ def _numeral(text: str, at: int) -> tuple[tuple[bool, str, str], int] | None:
 
 def _fraction(form: tuple[bool, str, str]) -> Fraction | None:
     _, whole, decimals = form
-    if not decimals:
-        return Fraction(to_int(whole or "0"))
     if len(whole) + len(decimals) > MAX_FRACTION_DIGITS:
         return None
-    return Fraction(to_int(whole + decimals), 10 ** len(decimals))
+    return Fraction(to_int((whole + decimals) or "0"), 10 ** len(decimals))
 
 
 def _argument(text: str) -> Fraction | None:
@@ -113,8 +114,7 @@ def _after_numeral(text: str, value: Fraction, at: int) -> tuple[Fraction, int]:
     if slash := _SLASH.match(text, at):
         below = _numeral(text, slash.end())
         bottom = _fraction(below[0]) if below else None
-        digits = value.numerator.bit_length() + (bottom.numerator.bit_length() if bottom else 0)
-        if below and bottom and digits < 4 * MAX_FRACTION_DIGITS:
+        if below and bottom:
             return value / bottom, below[1]
     if exponent := _EXPONENT.match(text, at):
         return value * Fraction(10) ** int(exponent[1]), exponent.end()
@@ -125,7 +125,7 @@ def _after_numeral(text: str, value: Fraction, at: int) -> tuple[Fraction, int]:
 
 def _repeating(text: str, at: int) -> tuple[Fraction, int] | None:
     r"""`0.1\overline{6}`: whole and fixed decimals, then the repeating ones."""
-    fixed = re.compile(r"([0-9]{0,100})\.([0-9]{0,100})").match(text, at)
+    fixed = _FIXED.match(text, at)
     block = _REPEATING.match(text, fixed.end()) if fixed else None
     if fixed is None or block is None:
         return None
@@ -144,7 +144,7 @@ def leading_number(marked: str) -> tuple[Hashable, str] | None:
         marked: What `mark` gave, or a part of it.
 
     Returns:
-        A value that is equal exactly for equal numbers (a `Fraction`; the canonical string form for huge decimals) and
+        A value that is equal exactly for equal numbers (a `Fraction`; the canonical string form beyond `MAX_FRACTION_DIGITS`) and
         the rest of the text; None if no number stands there.
 
     Example:

@@ -16,9 +16,9 @@ def conflicts_by_loops(rollout, scope):
         """Both signs have row i's token at that position (negative: from the end)."""
         found = set()
         for j in range(rows):
-            if groups[j] == groups[i] and -len(tokens[j]) <= position < len(tokens[j]):
-                if tokens[j][position] == tokens[i][position]:
-                    found.add(signs[j])
+            reaches = groups[j] == groups[i] and -len(tokens[j]) <= position < len(tokens[j])
+            if reaches and tokens[j][position] == tokens[i][position]:
+                found.add(signs[j])
         return {1, -1} <= found and signs[i] != 0
 
     marked = torch.zeros(rollout.completion_ids.shape, dtype=torch.bool)

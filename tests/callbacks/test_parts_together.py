@@ -1,4 +1,4 @@
-"""What holds for the three parts together: they commute, run with the least of trainers, build from the command line."""
+"""What holds for the three parts together: they commute, they leave each other alone, YAML builds them."""
 
 from itertools import permutations
 

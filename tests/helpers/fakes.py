@@ -1,5 +1,6 @@
 """The least a part's hooks may need: a trainer with a step and a reduction, a module with `log`."""
 
+import warnings
 from types import SimpleNamespace
 
 import torch
@@ -17,6 +18,14 @@ class FakeModule:
 
     def log(self, name, value, **kwargs):
         self.logged[name] = float(value)
+
+
+def warnings_of(function):
+    """The texts of all warnings the call gives, repeated ones too."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [str(warning.message) for warning in caught]
 
 
 def rollout_of(entropies, lengths=None, advantages=None, group_ids=None, ids=None, **more):

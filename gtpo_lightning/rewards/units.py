@@ -1,0 +1,134 @@
+"""Units, currencies and degree signs behind a number, brought to one name each."""
+
+from __future__ import annotations
+
+import re
+
+from gtpo_lightning.rewards.latex import DOLLAR, TEXT_CLOSE, TEXT_OPEN
+
+__all__ = ["CURRENCIES", "unit_name"]
+
+CURRENCIES = f"{DOLLAR}€£¥₹"
+
+_NAMES = {
+    DOLLAR: "dollar dollars usd buck bucks",
+    "€": "euro euros eur",
+    "£": "pound-sterling gbp",
+    "¥": "yen jpy",
+    "₹": "rupee rupees inr rs",
+    "¢": "cent cents",
+    "%": "percent percentage pct",
+    "°": "degree degrees deg",
+    "°c": "celsius",
+    "°f": "fahrenheit",
+    "mm": "millimeter millimeters millimetre millimetres",
+    "cm": "centimeter centimeters centimetre centimetres",
+    "m": "meter meters metre metres",
+    "km": "kilometer kilometers kilometre kilometres kms",
+    "in": "inch inches",
+    "ft": "foot feet",
+    "yd": "yard yards yds",
+    "mi": "mile miles",
+    "mg": "milligram milligrams",
+    "g": "gram grams",
+    "kg": "kilogram kilograms kgs",
+    "lb": "pound pounds lbs",
+    "oz": "ounce ounces",
+    "ml": "milliliter milliliters millilitre millilitres",
+    "l": "liter liters litre litres",
+    "gal": "gallon gallons",
+    "ms": "millisecond milliseconds",
+    "s": "second seconds sec secs",
+    "min": "minute minutes mins",
+    "h": "hour hours hr hrs",
+    "day": "days",
+    "week": "weeks wk wks",
+    "month": "months",
+    "yr": "year years yrs",
+    "mph": "",
+    "kph": "kmh",
+    "hz": "hertz",
+    "rad": "radian radians",
+    "unit": "units",
+    "am": "a.m",
+    "pm": "p.m",
+}
+_ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases.split())}
+_ONE_LETTER = frozenset("mglshLNJWVAKCF")
+# Words that make what follows a number more than a unit of it.
+_NOT_UNITS = frozenset(
+    "or and but not no nor if then else when where for mod modulo plus minus times over divided multiplied by sin cos "
+    "tan cot sec csc log ln exp sqrt pi e i is are was base than less more least most to through factorial choose "
+    "squared cubed half third thirds quarter quarters half-way wrong".split()
+) - {"sec"}
+_TOKEN = re.compile(r"[^\W\d_°%¢][^\W\d_]*(?:[.'-][^\W\d_]+)*\.?|°[A-Za-z]?|[%¢€£¥₹\x06]")
+_POWER = re.compile(r" ?\^ ?\{? ?(-?[0-9]) ?\}?")
+_LONGEST = 80
+
+
+def _canonical(word: str) -> str:
+    word = word.lower().rstrip(".")
+    if word in _ALIASES:
+        return _ALIASES[word]
+    if word.endswith(("xes", "ches", "shes", "sses")):
+        return word[:-2]
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+
+
+def _accepted(word: str, *, spaced: bool, marked: bool) -> bool:
+    """Whether a word behind a number is its unit: `5 clips`, `5cm`, `5 m`; but `5m`, `5x` and `5 x` are products."""
+    bare = word.rstrip(".")
+    if marked or not bare[:1].isalpha():
+        return True
+    if len(bare) == 1:
+        return spaced and bare in _ONE_LETTER
+    return spaced or bare.lower() in _ALIASES
+
+
+def unit_name(rest: str) -> str | None:
+    r"""The canonical name of a unit that follows a number.
+
+    Args:
+        rest: The marked text right behind the number. Text in `\text{}` may be any unit; bare text is one if it is
+            words, a known abbreviation, or a known single letter with a space before it.
+
+    Returns:
+        The name: long names and plurals are brought to the short singular, `per` and `/` are one, powers are kept. None
+        if the text is something other than a unit.
+
+    Example:
+        >>> unit_name(" square inches"), unit_name("in^{2}"), unit_name(" miles per hour"), unit_name(" or 6")
+        ('in^2', 'in^2', 'mi/h', None)
+    """
+    if len(rest) > _LONGEST:
+        return None
+    marked, spaced = TEXT_OPEN in rest, rest.startswith(" ")
+    text = rest.replace(TEXT_OPEN, " ").replace(TEXT_CLOSE, "").strip(" .\\")
+    names: list[str] = []
+    prefix, at = "", 0
+    while at < len(text):
+        if text[at] in " /*-":
+            names += ["/"] if text[at] == "/" else []
+            spaced, at = True, at + 1
+            continue
+        token = _TOKEN.match(text, at)
+        if token is None or token[0].lower().rstrip(".") in _NOT_UNITS or (
+            not names and not _accepted(token[0], spaced=spaced, marked=marked)
+        ):
+            return None
+        at, word = token.end(), _canonical(token[0])
+        if word in ("square", "sq", "cubic", "cu") and at < len(text):
+            prefix = "^3" if word.startswith("cu") else "^2"
+            continue
+        power = _POWER.match(text, at)
+        names.append("/" if word == "per" else word + (f"^{power[1]}" if power else prefix))
+        at, prefix = power.end() if power else at, ""
+    return _joined(names)
+
+
+def _joined(names: list[str]) -> str | None:
+    """One name; an amount in dollars stays one however often that is said."""
+    if len(names) == 2 and names[0] == "°" and names[1] in ("c", "f", "°c", "°f"):
+        names = [names[1] if names[1].startswith("°") else "°" + names[1]]
+    words = [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+    return " ".join(words).replace(" / ", "/") or None
