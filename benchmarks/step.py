@@ -172,9 +172,8 @@ def work_ours(folder: str, pacer: Pacer, args: argparse.Namespace) -> None:
         default_root_dir=folder,
         callbacks=[ConflictMasking(), EntropyFilter(), EntropyRegularizer(), Clock()],
     )
-    numbers = range(PROMPTS * (args.steps + 2))
-    problems = [Problem(id=str(number), question=question(number), answer="") for number in numbers]
-    trainer.fit(module, [problems[first : first + PROMPTS] for first in numbers[::PROMPTS]])
+    problems = [Problem(id=str(i), question=question(i), answer="") for i in range(PROMPTS * (args.steps + 2))]
+    trainer.fit(module, torch.utils.data.DataLoader(problems, batch_size=PROMPTS, collate_fn=list))  # type: ignore[arg-type]
 
 
 def ours_reward(text: str, *_: Any, **__: Any) -> float:

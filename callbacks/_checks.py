@@ -29,11 +29,11 @@ def check_number(name: str, value: object, *, high: float = math.inf) -> float:
         >>> check_number("gamma", 1)
         1.0
     """
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or not 0 <= value <= high:
-        raise ValueError(
-            f"{name}: {value!r}; valid: a finite number >= 0" + (f" and <= {high:g}" if high < math.inf else "")
-        )
-    return float(value)
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and 0 <= number <= high):
+        bound = f" and <= {high:g}" if high < math.inf else ""
+        raise ValueError(f"{name}: {value!r}; valid: a finite number >= 0{bound}")
+    return number
 
 
 def require(rollout: Rollout, name: str) -> Tensor:

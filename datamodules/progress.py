@@ -32,8 +32,9 @@ class TrainerProgress:
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the last batch that was handed out ended the epoch, by its length or by `limit_train_batches`."""
-        return self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        """Whether the last batch that was trained on ended the epoch, by its length or by `limit_train_batches`."""
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        return progress.is_last_batch and progress.current.processed == progress.current.ready
 
     def repair(self, length: int) -> None:
         """Makes the restored counters say what happened, before the fit loop reads them; nothing unless resuming.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gtpo_lightning.functional import clip_fractions
+from gtpo_lightning.functional import clip_counts
 from gtpo_lightning.hooks import log_means
 from gtpo_lightning.rollout import Rollout
 
@@ -89,12 +89,12 @@ class Monitor:
         entropies = rollout.entropies.detach()
         values: dict[str, tuple[Any, Any]] = {"train/entropy": (entropies[mask].sum(), mask.sum())}
         if rollout.old_logprobs is not None and module.epsilon is not None:
-            clipped = clip_fractions(
+            clipped = clip_counts(
                 rollout.logprobs, rollout.old_logprobs, rollout.weights(), rollout.completion_mask, module.epsilon
             )
-            values["train/clip_ratio/low_mean"] = (clipped["low"], mask.sum())
-            values["train/clip_ratio/high_mean"] = (clipped["high"], mask.sum())
-            values["train/clip_ratio/region_mean"] = (clipped["low"] + clipped["high"], mask.sum())
+            values["train/clip_ratio/low_mean"] = (clipped["low"], clipped["tokens"])
+            values["train/clip_ratio/high_mean"] = (clipped["high"], clipped["tokens"])
+            values["train/clip_ratio/region_mean"] = (clipped["low"] + clipped["high"], clipped["tokens"])
         for name, loss in losses.items():
             values[f"train/loss/{name}"] = (loss.detach(), 1)
         values["train/loss"] = (sum(float(loss.detach()) for loss in losses.values()), 1)

@@ -109,6 +109,7 @@ class PolicyModule(pl.LightningModule):
             return
         self.policy = Policy(load_model(self.model_name, dtype=self.dtype_name, attention=self.attention))
         self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
+        self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
         if self.weights is not None:
             _load_policy(self.policy, self.weights)
         # A model's buffers are constants (rotary frequencies). Broadcasting them at every forward, as DDP does by default,
@@ -185,10 +186,6 @@ class PolicyModule(pl.LightningModule):
         if isinstance(scheduler, WarmupCosine) and scheduler.total_steps is None:
             scheduler.set_total_steps(self.trainer.estimated_stepping_batches)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Batches are text; what is made of them goes to the device later."""
-        return batch
 
 
 def not_plain(arguments: dict[str, Any]) -> list[str]:

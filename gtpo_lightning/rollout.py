@@ -32,6 +32,10 @@ class Problem:
     answer: str
     meta: dict[str, Any] = field(default_factory=dict)
 
+    def to(self, device: torch.device | str, **kwargs: Any) -> Problem:
+        """Text needs no device; with this method Lightning hands a batch over as it is instead of copying it."""
+        return self
+
 
 @dataclass
 class Prompts:

@@ -21,6 +21,7 @@ __all__ = ["logprobs_and_entropies"]
 
 _CPU_ROWS = 256  # enough for the matrix product to reach its speed
 _CPU_TILE = 2**19  # logits of a tile for each thread: 2 MiB in fp32
+_CPU_COLUMNS = 2**12  # so that few rows do not make long sums
 _TILE = 2**26  # logits of a tile elsewhere: large products, few launches
 
 
@@ -117,9 +118,10 @@ class _Tiles:
         self.hidden, self.weight, self.bias, self.settings = hidden, weight, bias, settings
         self.dtype = result_dtype(hidden, weight, bias)
         cpu = hidden.device.type == "cpu"
+        most = _CPU_COLUMNS if cpu else len(weight)
         area = min(_CPU_TILE * torch.get_num_threads() if cpu else _TILE, settings.chunk_size * len(weight))
         self.rows = max(1, min(len(hidden), _CPU_ROWS if cpu else settings.chunk_size, area))
-        self.columns = max(1, min(len(weight), area // self.rows))
+        self.columns = max(1, min(len(weight), most, area // self.rows))
         self._buffers: list[Tensor] = []
 
     def scratch(self, index: int, rows: int, columns: int) -> Tensor:
@@ -198,7 +200,7 @@ def _backward(
             residual = _residual(tiles, tiles.raw(hidden, weight, bias), _inside(targets[chunk], block), rows[:, chunk])
             factor = rows[0, chunk]
             if d_hidden is not None:
-                d_hidden[chunk].addmm_(residual, weight)
+                d_hidden[chunk] += residual @ weight  # not addmm_: some BLAS kernels would add up V terms one by one
             if piece is not None:
                 piece.addmm_(residual.t(), hidden * factor[:, None])
             if piece_bias is not None:

@@ -172,7 +172,9 @@ def extract_answer(text: str, *, style: str = "answer_tag") -> str | None:
         found = _from_gsm8k(text)
     elif style in ("auto", "flexible"):
         readers = (_from_answer_tag, _from_box, _from_gsm8k, _from_last_number)
-        found = next((a for a in (read(text) for read in readers[: 3 + (style == "flexible")]) if a and a.strip()), None)
+        found = next(
+            (a for a in (read(text) for read in readers[: 3 + (style == "flexible")]) if a and a.strip()), None
+        )
     else:
         raise ValueError(f"style: {style!r}; valid: {', '.join(ANSWER_STYLES)}")
     return (found.strip() or None) if found is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["FULL_FORMAT", "FORMAT_TAGS", "ends_with_answer", "format_reward"]
+__all__ = ["FORMAT_TAGS", "FULL_FORMAT", "ends_with_answer", "format_reward"]
 
 FULL_FORMAT = 10.0
 FORMAT_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")

@@ -22,7 +22,7 @@ _CHARACTERS = {
         r"\neq",
     ), strict=True)},
     **{ord(c): word for c, word in zip("°²³½¼¾∅％，", (
-        r"^\circ", "^2", "^3", r"\frac{1}{2}", r"\frac{1}{4}", r"\frac{3}{4}", r"\emptyset", "%", ",",
+        r"^{\circ}", "^2", "^3", r"\frac{1}{2}", r"\frac{1}{4}", r"\frac{3}{4}", r"\emptyset", "%", ",",
     ), strict=True)},
 }  # fmt: skip
 

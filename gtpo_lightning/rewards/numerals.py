@@ -144,8 +144,8 @@ def leading_number(marked: str) -> tuple[Hashable, str] | None:
         marked: What `mark` gave, or a part of it.
 
     Returns:
-        A value that is equal exactly for equal numbers (a `Fraction`; the canonical string form beyond `MAX_FRACTION_DIGITS`) and
-        the rest of the text; None if no number stands there.
+        A value that is equal exactly for equal numbers (a `Fraction`; the canonical digits beyond
+        `MAX_FRACTION_DIGITS`) and the rest of the text; None if no number stands there.
 
     Example:
         >>> leading_number(r"-1 \frac{3}{4} cm")

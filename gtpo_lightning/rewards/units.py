@@ -56,11 +56,12 @@ _NAMES = {
 _ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases.split())}
 _ONE_LETTER = frozenset("mglshLNJWVAKCF")
 # Words that make what follows a number more than a unit of it.
-_NOT_UNITS = frozenset(
+_MORE_THAN_UNITS = (
     "or and but not no nor if then else when where for mod modulo plus minus times over divided multiplied by sin cos "
-    "tan cot sec csc log ln exp sqrt pi e i is are was base than less more least most to through factorial choose "
-    "squared cubed half third thirds quarter quarters half-way wrong".split()
-) - {"sec"}
+    "tan cot csc log ln exp sqrt pi e i is are was base than less more least most to through factorial choose "
+    "squared cubed half third thirds quarter quarters wrong"
+)
+_NOT_UNITS = frozenset(_MORE_THAN_UNITS.split())
 _TOKEN = re.compile(r"[^\W\d_°%¢][^\W\d_]*(?:[.'-][^\W\d_]+)*\.?|°[A-Za-z]?|[%¢€£¥₹\x06]")
 _POWER = re.compile(r" ?\^ ?\{? ?(-?[0-9]) ?\}?")
 _LONGEST = 80
@@ -103,17 +104,19 @@ def unit_name(rest: str) -> str | None:
     if len(rest) > _LONGEST:
         return None
     marked, spaced = TEXT_OPEN in rest, rest.startswith(" ")
-    text = rest.replace(TEXT_OPEN, " ").replace(TEXT_CLOSE, "").strip(" .\\")
+    text = rest.replace(TEXT_OPEN, " ").replace(TEXT_CLOSE, "").strip(" .")
     names: list[str] = []
     prefix, at = "", 0
     while at < len(text):
-        if text[at] in " /*-":
+        if text[at] in " /":
             names += ["/"] if text[at] == "/" else []
-            spaced, at = True, at + 1
+            spaced, at = spaced and text[at] == " ", at + 1
             continue
         token = _TOKEN.match(text, at)
-        if token is None or token[0].lower().rstrip(".") in _NOT_UNITS or (
-            not names and not _accepted(token[0], spaced=spaced, marked=marked)
+        if (
+            token is None
+            or token[0].lower().rstrip(".") in _NOT_UNITS
+            or (names in ([], ["/"]) and not _accepted(token[0], spaced=spaced, marked=marked))
         ):
             return None
         at, word = token.end(), _canonical(token[0])

@@ -1,0 +1,212 @@
+r"""Answers as comparable values: numbers, words, tuples, intervals, sets, matrices, and expressions for the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from gtpo_lightning.rewards.latex import BREAK, CUP, SET_CLOSE, SET_OPEN, TEXT_CLOSE, TEXT_OPEN, squash, trim
+from gtpo_lightning.rewards.numerals import leading_number
+from gtpo_lightning.rewards.units import CURRENCIES, unit_name
+
+__all__ = ["Value", "parse"]
+
+_MAX_DEPTH = 30
+_OPENING, _CLOSING = f"([{{{SET_OPEN}", f")]}}{SET_CLOSE}"
+_LABEL = re.compile(
+    rf"(?P<name>[A-Za-z]{{1,40}}(?:_(?:[0-9A-Za-z]|\{{[0-9A-Za-z]{{1,8}}\}}))?'?|\\[A-Za-z]{{1,20}}|[A-Za-z]\([A-Za-z]\)"
+    rf"|\([A-Za-z](?: ?, ?[A-Za-z]){{1,8}}\)|{TEXT_OPEN}[^{TEXT_CLOSE}=<>]{{1,40}}{TEXT_CLOSE}) ?(?:=|\\in(?![A-Za-z]))"
+)
+_TEXT_LABEL = re.compile(rf"{TEXT_OPEN}(?P<name>[A-Za-z :]{{1,40}}){TEXT_CLOSE}(?= ?[-+0-9\\.{CURRENCIES}])")
+_NOT_A_LABEL = "not no never at least most less more than about approximately or and between under over"
+_DENIALS = frozenset(_NOT_A_LABEL.split())
+_RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|approx)(?![A-Za-z])")
+_CURRENCY = re.compile(rf"([-+ ]*)([{CURRENCIES}]) ?")
+_BASED = re.compile(r"([-+]?)0*([0-9][0-9A-Za-z.]*)_(?:([0-9]{1,3})|\{ ?([0-9]{1,3}) ?\})\Z")
+_NAMED_BASE = re.compile(r" ?\(?base ([0-9]{1,3})\)?\Z")
+_CONJUNCTION = re.compile(rf",? ?{TEXT_OPEN}?(?<![A-Za-z]) ?(?:and|or) ?(?![A-Za-z]){TEXT_CLOSE}? ?")
+_RUN = re.compile(r"(?<![0-9.])[0-9]+(?![0-9])(?:,[0-9]+(?![0-9]))+")
+_MATRIX = re.compile(r"\\begin ?\{(?:([pbBvV]?)matrix|array)\}(?:\{[lcr| ]{1,20}\})?(.*)\\end ?\{[a-zA-Z]{5,7}\}\Z")
+_TRAILING_TEXT = re.compile(rf"{TEXT_OPEN}[^{TEXT_CLOSE}]*{TEXT_CLOSE} ?(?:\^ ?(?:[0-9]|\{{[0-9]\}}))?\Z")
+_SYNONYMS = {"infinity": "\\infty", "pi": "\\pi", "emptyset": "\\emptyset"}
+
+
+class Value(NamedTuple):
+    """One answer, or one element of one.
+
+    Args:
+        kind: `number`, `based`, `word`, `expression`, `ordered`, `unordered`, `union`, `matrix` or `blank`.
+        core: What is compared within a kind: a number, a word, the normalised string, or (brackets, elements).
+        text: The normalised string, whatever the kind.
+        unit: The name of its unit; None where it has none.
+        label: The left-hand side of `x =`; None where it has none.
+    """
+
+    kind: str
+    core: Hashable
+    text: str
+    unit: str | None = None
+    label: str | None = None
+
+    @property
+    def elements(self) -> tuple[Value, ...]:
+        """The elements of a tuple, interval, list, set, union or matrix; empty for a single value."""
+        return self.core[1] if isinstance(self.core, tuple) and self.kind in _COLLECTIONS else ()
+
+
+_COLLECTIONS = ("ordered", "unordered", "union", "matrix")
+
+
+def _split(text: str, separators: str) -> list[str]:
+    """The parts between separators that stand outside all brackets."""
+    if not any(s in text for s in separators):
+        return [text]
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(text):
+        if character in _OPENING:
+            depth += 1
+        elif character in _CLOSING:
+            depth = max(depth - 1, 0)
+        elif depth == 0 and character in separators:
+            parts.append(text[start:at])
+            start = at + 1
+    return [*parts, text[start:]]
+
+
+def _wrapped(text: str) -> bool:
+    """Whether the first bracket closes with the last character."""
+    if len(text) < 2 or text[0] not in _OPENING or text[-1] not in _CLOSING:
+        return False
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if depth == 0:
+            return at == len(text) - 1
+    return False
+
+
+def _join_run(match: re.Match[str]) -> str:
+    first, *rest = match[0].split(",")
+    return first + "".join(rest) if len(first) <= 3 and all(len(group) == 3 for group in rest) else match[0]
+
+
+def parse(marked: str, depth: int = 0) -> Value:
+    r"""Reads a marked answer.
+
+    A bare comma between groups of three digits (`1,234`) separates thousands; any other comma, `;`, `and`, `or` makes a
+    list. Inside brackets a bare comma always separates elements.
+
+    Args:
+        marked: What `mark` gave.
+        depth: How deep the text stands in brackets; beyond 30 it is an expression.
+
+    Returns:
+        The value.
+
+    Example:
+        >>> value = parse("x = 1,080 cm")
+        >>> value.kind, value.core, value.unit, value.label
+        ('number', Fraction(1080, 1), 'cm', 'x')
+    """
+    text = trim(marked)
+    if not text:
+        return Value("blank", "", "")
+    if depth > _MAX_DEPTH:
+        return Value("expression", squash(text), squash(text))
+    if CUP in text and len(parts := _split(text, CUP)) > 1:
+        return _collection("union", "", parts, text, depth)
+    if " or" in text or " and" in text or TEXT_OPEN in text:
+        text = trim(_CONJUNCTION.sub(" , ", text))
+    if "," in text and not any(bracket in text for bracket in ("(", "[", SET_OPEN)) and text[:1] != "{":
+        text = _RUN.sub(_join_run, text)
+    if len(parts := _split(text, ",;")) > 1:
+        return _collection("unordered", "", parts, text, depth)
+    return _labelled(text, depth)
+
+
+def _collection(kind: str, brackets: str, parts: list[str], text: str, depth: int) -> Value:
+    elements: list[Value] = []
+    for part in parts:
+        value = parse(part, depth + 1)
+        # `1 \pm \sqrt 2, 3` is one list of three.
+        inner = kind == "unordered" and value.kind == kind and "\\pm" in part and value.label is None
+        elements += value.elements if inner else [value]
+    return Value(kind, (brackets, tuple(elements)), squash(text))
+
+
+def _labelled(text: str, depth: int) -> Value:
+    """A single value with an optional `x =` before it."""
+    label = _LABEL.match(text)
+    rest = text[label.end() :] if label else text
+    if label is None and (words := _TEXT_LABEL.match(text)) and not _DENIALS & set(words["name"].lower().split()):
+        label, rest = words, text[words.end() :]
+    if label is None or not rest.strip() or _RELATION.search(rest):
+        return _single(text, depth)
+    return parse(rest, depth + 1)._replace(label=squash(label["name"]))
+
+
+def _single(text: str, depth: int) -> Value:
+    if _wrapped(text):
+        return _bracketed(text, depth)
+    if text.count("\\pm") == 1:
+        return _collection("unordered", "", [text.replace("\\pm", sign) for sign in "+-"], text, depth)
+    if text.startswith("\\begin") and (matrix := _MATRIX.match(text)) and matrix[1] not in ("v", "V"):
+        rows = [cell.split("&") for cell in matrix[2].strip(f" {BREAK}").split(BREAK)]
+        shape = "x".join(str(len(row)) for row in rows)
+        return _collection("matrix", shape, [cell for row in rows for cell in row], text, depth)
+    return _number(text) or _word_or_expression(text, depth)
+
+
+def _bracketed(text: str, depth: int) -> Value:
+    inner, brackets = text[1:-1], text[0] + text[-1]
+    parts = _split(inner, ",;")
+    if brackets in ("{}", SET_OPEN + SET_CLOSE):
+        value = _collection("unordered", "", parts, text, depth) if len(parts) > 1 else parse(inner, depth + 1)
+        return value if value.kind != "blank" else Value("expression", "\\emptyset", "\\emptyset")
+    if len(parts) > 1 or brackets != "()":
+        return _collection("ordered", brackets, parts, text, depth)
+    return parse(inner, depth + 1)
+
+
+def _number(text: str) -> Value | None:
+    """An integer, decimal or fraction with its unit, currency or base; None if the text is more than that."""
+    squashed = squash(text)
+    if "_" in squashed and (based := _BASED.match(squashed)):
+        return Value("based", (based[1] == "-", based[2].lower(), int(based[3] or based[4])), squashed)
+    plain = text.replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "") if text.startswith(TEXT_OPEN) else text
+    currency = _CURRENCY.match(plain)
+    found = leading_number(currency[1] + plain[currency.end() :] if currency else plain)
+    if found is None:
+        return None
+    value, rest = found
+    if base := _NAMED_BASE.match(rest.replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "")) if "base" in rest else None:
+        digits = plain[: len(plain) - len(rest)].strip()
+        return Value("based", (digits[0] == "-", digits.lstrip("-+0").lower(), int(base[1])), squashed)
+    unit = unit_name(rest) if rest.strip() else None
+    if rest.strip() and unit is None:
+        return None
+    if currency:
+        unit = currency[2] if unit in (None, currency[2]) else f"{currency[2]} {unit}"
+    return Value("number", value, squashed, unit)
+
+
+def _word_or_expression(text: str, depth: int) -> Value:
+    word = text.replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "").strip(" .,;:")
+    if _wrapped(word) and word != text:
+        return parse(word, depth + 1)
+    if _is_word(word):
+        key = "".join(c for c in word.lower() if c.isalpha())
+        name = _SYNONYMS.get(key)
+        return Value("expression", name, name) if name else Value("word", key, squash(text))
+    tail = _TRAILING_TEXT.search(text) if TEXT_OPEN in text[1:] else None
+    unit = unit_name(text[tail.start() :]) if tail and tail.start() else None
+    expression = squash(text[: tail.start()] if tail and unit else text)
+    return Value("expression", expression, expression, unit)
+
+
+def _is_word(text: str) -> bool:
+    """Letters, spaces, apostrophes; hyphens only within longer words, so that `p-q` is a difference."""
+    if not any(c.isalpha() for c in text) or not all(c.isalpha() or c in " '’.-" for c in text):
+        return False
+    return "-" not in text or all(len(part) > 2 for part in text.split("-"))

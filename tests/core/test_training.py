@@ -1,0 +1,357 @@
+"""One optimizer step: what its gradient is, what it does not depend on, and what each part changes."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from gtpo_lightning import Problem
+from gtpo_lightning.callbacks import ConflictMasking, EntropyFilter, EntropyRegularizer
+from tests.helpers.training import Sums, adam, all_parts, flat, gradient, make_module, make_trainer, spawn
+
+
+def close(a, b, tolerance=1e-5):
+    """Equal to the tolerance, measured against the size of the gradient."""
+    return (a - b).abs().max() <= tolerance * max(1e-3, float(b.abs().max()))
+
+
+def plain_policy_gradient(module, aggregation="sequence"):
+    """The objective written out completion by completion, from the definition, with the plain forward of the model."""
+    problems = Sums(batch_size=4, shuffle=False).make_problems("train")[:4]
+    module.configure_model()
+    trainer = make_trainer(".", ())
+    module.trainer = trainer
+    trainer.strategy.connect(module)
+    rollout = module.sample(module.codec.prompts(problems), module.sampling, "train")
+    module.reward(rollout)
+    rewards = rollout.rewards.view(4, -1)
+    advantages = (rewards - rewards.mean(dim=1, keepdim=True)).view(-1)
+    assert (advantages != 0).any()
+    total, tokens = torch.tensor(0.0), int(rollout.lengths.sum())
+    for i, length in enumerate(rollout.lengths.tolist()):
+        prompt = module.codec.prompt_ids(problems[i // 4])
+        completion = rollout.completion_ids[i, :length].tolist()
+        logits = module.policy.model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        logp = (logits / module.temperature).log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).sum()
+        scale = {"sequence": 1 / (16 * length), "token": 1 / tokens, "constant": 1 / (16 * 10)}[aggregation]
+        total = total - advantages[i] * logp * scale
+    module.policy.zero_grad()
+    total.backward()
+    return torch.cat([p.grad.reshape(-1) for p in module.policy.parameters()])
+
+
+@pytest.mark.parametrize("aggregation", ["sequence", "token", "constant"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_without_parts_it_is_plain_group_relative_policy_gradient(tmp_path, aggregation, temperature):
+    settings = {"aggregation": aggregation, "temperature": temperature}
+    expected = plain_policy_gradient(make_module(**settings), aggregation)
+    got = gradient(tmp_path, module=make_module(**settings))
+    assert expected.abs().max() > 1e-4
+    assert close(got, expected)
+
+
+def test_each_part_alone_changes_the_gradient(tmp_path):
+    plain = gradient(tmp_path)
+    for part in all_parts():
+        assert not close(gradient(tmp_path, [part]), plain, 1e-3), type(part).__name__
+
+
+def test_all_orders_of_the_parts_give_bit_identical_weights(tmp_path):
+    results = []
+    for order in itertools.permutations(range(3)):
+        module = make_module(optimizer=adam)
+        parts = all_parts()
+        make_trainer(tmp_path, [parts[i] for i in order], max_steps=2).fit(module, Sums(batch_size=4))
+        results.append(flat(module))
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+SPLITS = [
+    {"batch_size": 4, "accumulate": 1, "micro_batch_size": 1},
+    {"batch_size": 4, "accumulate": 1, "micro_batch_size": 5},
+    {"batch_size": 2, "accumulate": 2, "micro_batch_size": None},
+    {"batch_size": 1, "accumulate": 4, "micro_batch_size": 3},
+]
+
+
+@pytest.mark.parametrize("aggregation", ["sequence", "token", "constant"])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_d_01_the_gradient_does_not_depend_on_the_split(tmp_path, aggregation, differentiable):
+    def run(batch_size=4, accumulate=1, micro_batch_size=None):
+        module = make_module(aggregation=aggregation, mask_truncated=True, micro_batch_size=micro_batch_size)
+        parts = [*all_parts()[:2], EntropyRegularizer(gamma=0.1, differentiable=differentiable)]
+        data = Sums(batch_size=batch_size, shuffle=False)
+        return gradient(tmp_path, parts, data, module, accumulate_grad_batches=accumulate)
+
+    whole = run()
+    assert whole.abs().max() > 1e-4
+    for split in SPLITS:
+        assert close(run(**split), whole), split
+
+
+def test_d_02_a_short_last_window_counts_what_it_holds(tmp_path):
+    # 5 problems in an epoch of 5 batches, 4 accumulated: the second step holds one batch and must weigh it fully.
+    def second_step(batch_size, accumulate, train):
+        module = make_module()
+        seen = []
+
+        class Keep(torch.optim.SGD):
+            def step(self, closure=None):
+                out = super().step(closure)
+                seen.append(flat(module).clone())
+                return out
+
+        module.build_optimizer = lambda params: Keep(params, lr=0.01)
+        data = Sums(train=train, batch_size=batch_size, shuffle=False)
+        make_trainer(tmp_path, max_steps=2, accumulate_grad_batches=accumulate).fit(module, data)
+        return seen[1] - seen[0]
+
+    assert close(second_step(1, 4, 5), second_step(4, 1, 5), 1e-4)
+
+
+def _ddp(rank, folder):
+    module = make_module(mask_truncated=True)
+    data = Sums(batch_size=2, shuffle=False)
+    grad = gradient(folder, all_parts(), data, module, devices=2, strategy="ddp")
+    torch.save(grad, f"{folder}/{rank}.pt")
+
+
+def test_two_processes_give_the_gradient_of_one(tmp_path):
+    spawn(_ddp, tmp_path)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    one = gradient(tmp_path, all_parts(), Sums(batch_size=4, shuffle=False), make_module(mask_truncated=True))
+    assert torch.equal(ranks[0], ranks[1])
+    assert close(ranks[0], one)
+
+
+def _ddp_lopsided(rank, folder):
+    # 3 problems on 2 ranks of 2: rank 0 gets one, rank 1 two; then rank 1 alone is without work.
+    module = make_module(optimizer=adam)
+    data = Sums(train=5, batch_size=2, shuffle=False)
+    make_trainer(folder, all_parts(), devices=2, strategy="ddp", max_steps=4, max_epochs=2).fit(module, data)
+    torch.save(flat(module), f"{folder}/{rank}.pt")
+
+
+def test_e_13_a_rank_without_work_stops_no_other(tmp_path):
+    spawn(_ddp_lopsided, tmp_path)
+    assert torch.equal(torch.load(tmp_path / "0.pt"), torch.load(tmp_path / "1.pt"))
+
+
+def rollouts(module, problems, size):
+    module.configure_model()
+    trainer = make_trainer(".", ())
+    module.trainer = trainer
+    trainer.strategy.connect(module)
+    rows = []
+    for start in range(0, len(problems), size):
+        out = module.sample(module.codec.prompts(problems[start : start + size]), module.sampling, "train")
+        rows += [ids[:n] for ids, n in zip(out.completion_ids.tolist(), out.lengths.tolist(), strict=True)]
+    return rows
+
+
+def test_the_same_seed_gives_the_same_rollouts_for_other_batches():
+    problems = Sums(train=6, batch_size=1).make_problems("train")
+    whole = rollouts(make_module(), problems, 6)
+    assert whole == rollouts(make_module(), problems, 1) == rollouts(make_module(rollout_batch_size=2), problems, 6)
+    assert whole != rollouts(make_module(seed=1), problems, 6)
+    assert len(set(map(tuple, whole))) > 20
+
+
+def test_a_06_g_01_a_step_of_filtered_completions_is_zero_finite_and_said(tmp_path, caplog):
+    module = make_module()
+    trainer_parts = [EntropyFilter(initial_entropy=0.1)]
+    with pytest.warns(UserWarning, match="filter"):
+        grad = gradient(tmp_path, trainer_parts, module=module)
+    assert (grad == 0).all()
+    assert module.trainer.callback_metrics["gtpo/entropy_filtered_frac"] == 1.0
+    assert float(module.trainer.callback_metrics["train/loss"]) == 0.0
+    # G-01: the filter is off where the start is above ln 2.
+    assert (gradient(tmp_path, [EntropyFilter(initial_entropy=0.9)]) != 0).any()
+
+
+def constant(completions):
+    return [0.35] * len(completions)
+
+
+def test_c_01_equal_rewards_leave_nothing_but_are_counted_and_warned_about_once(tmp_path, caplog):
+    module = make_module(rewards={constant: 1.0}, group_size=8)
+    grad = gradient(tmp_path, [ConflictMasking()], module=module, max_steps=2)
+    assert (grad == 0).all()
+    metrics = module.trainer.callback_metrics
+    assert metrics["train/frac_reward_zero_std"] == 1.0
+    assert metrics["gtpo/conflict_frac"] == 0.0
+    assert module.monitor.equal_steps == 2
+    assert sum("equal rewards" in record.message for record in caplog.records) == 1
+
+
+def test_g_11_equal_rewards_are_pushed_down_unless_the_group_is_the_baseline(tmp_path):
+    paper = gradient(tmp_path, [EntropyRegularizer()], module=make_module(rewards={constant: 1.0}))
+    assert (paper != 0).any()
+    module = make_module(rewards={constant: 1.0})
+    gradient(tmp_path, [EntropyRegularizer(baseline="group")], module=module)
+    # Each group's shifts sum to zero, so as a whole it is pushed nowhere.
+    assert math.isclose(float(module.trainer.callback_metrics["train/loss"]), 0.0, abs_tol=1e-6)
+
+
+def test_c_11_the_loss_is_zero_and_the_gradient_is_not(tmp_path):
+    module = make_module()
+    grad = gradient(tmp_path, module=module)
+    assert abs(float(module.trainer.callback_metrics["train/loss"])) < 1e-5
+    assert grad.abs().max() > 1e-4
+
+
+def test_b_09_b_10_g_10_the_second_update_has_a_real_clipped_ratio(tmp_path):
+    logged = []
+
+    class Watch(ConflictMasking):
+        def on_after_loss(self, trainer, pl_module, rollout, losses):
+            ratio = (rollout.logprobs.detach() - rollout.old_logprobs).exp()[rollout.completion_mask.bool()]
+            logged.append((trainer.global_step, float((ratio - 1).abs().max()), rollout.completion_ids.clone()))
+
+    module = make_module(updates_per_rollout=2, epsilon=(0.1, 0.2), optimizer=adam)
+    make_trainer(tmp_path, [Watch()], max_steps=4).fit(module, Sums(batch_size=4, shuffle=False))
+    assert [step for step, _, _ in logged] == [0, 1, 2, 3]
+    assert logged[0][1] < 1e-6
+    assert logged[2][1] < 1e-6
+    assert logged[1][1] > 1e-2
+    assert logged[3][1] > 1e-2
+    assert torch.equal(logged[0][2], logged[1][2])
+    assert not torch.equal(logged[0][2], logged[2][2])
+    assert module.trainer.callback_metrics["train/clip_ratio/region_mean"] > 0
+    single = make_module()
+    gradient(tmp_path, module=single)
+    assert not any(name.startswith("train/clip_ratio") for name in single.trainer.callback_metrics)
+
+
+def test_updates_per_rollout_with_accumulation_repeats_whole_windows(tmp_path):
+    seen = []
+
+    class Watch(ConflictMasking):
+        def on_after_loss(self, trainer, pl_module, rollout, losses):
+            ids = tuple(problem.id.split("/")[1] for problem in rollout.prompts.problems)
+            seen.append((trainer.global_step, ids, bool((rollout.logprobs.detach() == rollout.old_logprobs).all())))
+
+    module = make_module(updates_per_rollout=2, optimizer=adam)
+    make_trainer(tmp_path, [Watch()], max_steps=4, accumulate_grad_batches=2).fit(
+        module, Sums(batch_size=2, shuffle=False)
+    )
+    assert [(step, ids) for step, ids, _ in seen] == [
+        (0, ("0", "1")),
+        (0, ("2", "3")),
+        (1, ("0", "1")),
+        (1, ("2", "3")),
+        (2, ("4", "5")),
+        (2, ("6", "7")),
+        (3, ("4", "5")),
+        (3, ("6", "7")),
+    ]
+    assert [first for *_, first in seen] == [True, True, False, False] * 2
+
+
+def test_updates_per_rollout_refuses_a_loader_that_does_not_repeat(tmp_path):
+    problems = [Problem(str(i), f"{i}=", str(i)) for i in range(4)]
+    loader = torch.utils.data.DataLoader(problems, batch_size=2, collate_fn=list)
+    with pytest.raises(ValueError, match="updates_per_rollout: 2 needs a loader that repeats"):
+        make_trainer(tmp_path, max_steps=4).fit(make_module(updates_per_rollout=2), loader)
+
+
+def test_a_08_a_10_truncated_completions_leave_the_loss_not_the_lengths_nor_the_baseline(tmp_path):
+    seen = {}
+
+    class Watch(ConflictMasking):
+        def on_before_loss(self, trainer, pl_module, rollout):
+            seen["rollout"] = rollout
+            seen["advantages"] = rollout.advantages.clone()
+
+    module = make_module(mask_truncated=True)
+    gradient(tmp_path, [Watch()], module=module)
+    rollout = seen["rollout"]
+    cut = rollout.truncated
+    assert 0 < int(cut.sum()) < len(cut)
+    assert (rollout.completion_mask[cut] == 0).all()
+    assert (rollout.lengths[cut] == 10).all()
+    metrics = module.trainer.callback_metrics
+    assert metrics["train/completions/max_length"] == 10
+    assert metrics["train/completions/min_length"] == rollout.lengths.min()
+    assert metrics["train/completions/clipped_ratio"] == pytest.approx(float(cut.float().mean()))
+    rewards = rollout.rewards.view(4, 4)
+    torch.testing.assert_close(seen["advantages"].view(4, 4), rewards - rewards.mean(dim=1, keepdim=True))
+
+
+def half_scored(completions):
+    return [1.0, None, 0.0, None] * (len(completions) // 4)
+
+
+def test_c_12_unscored_completions_are_out_of_the_baseline(tmp_path):
+    seen = []
+
+    class Watch(ConflictMasking):
+        def on_before_loss(self, trainer, pl_module, rollout):
+            seen.append(rollout.advantages.view(-1, 4).clone())
+
+    module = make_module(rewards={half_scored: 1.0})
+    gradient(tmp_path, [Watch()], module=module)
+    assert seen[0].tolist() == [[0.5, 0.0, -0.5, 0.0]] * 4
+    assert module.trainer.callback_metrics["train/reward"] == 0.5
+    assert module.trainer.callback_metrics["rewards/half_scored/none_frac"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"group_size": 0}, "group_size: 0"),
+        ({"group_size": 1}, "group_size: 1"),
+        ({"max_completion_length": 0}, "max_completion_length: 0"),
+        ({"temperature": 0}, "temperature: 0"),
+        ({"micro_batch_size": 0}, "micro_batch_size: 0"),
+        ({"rollout_batch_size": -1}, "rollout_batch_size: -1"),
+        ({"updates_per_rollout": 0}, "updates_per_rollout: 0"),
+        ({"advantage_scale": "std"}, "advantage_scale: 'std'.*none, group, batch"),
+        ({"aggregation": "mean"}, "aggregation: 'mean'.*sequence, token, constant"),
+        ({"epsilon": -0.1}, "epsilon: -0.1"),
+        ({"epsilon": (0.1, 0.2, 0.3)}, "epsilon"),
+        ({"dtype": "fp8"}, "dtype: 'fp8'.*bfloat16"),
+        ({"rewards": {"no_such_reward": 1.0}}, "no_such_reward"),
+        ({"weights": "nowhere.ckpt"}, "weights: 'nowhere.ckpt'"),
+        ({"prompt_template": "no question"}, "prompt_template"),
+        ({"model": "./no/such/folder"}, "model: './no/such/folder'"),
+    ],
+)
+def test_c_15_bad_arguments_are_refused_by_name_before_a_model_is_read(setting, words, monkeypatch):
+    monkeypatch.setattr("gtpo_lightning.policy_module.load_model", lambda *a, **k: pytest.fail("a model was read"))
+    with pytest.raises(ValueError, match=words):
+        make_module(**setting)
+
+
+def test_p_07_half_precision_weights_warn(caplog):
+    make_module(dtype="bfloat16")
+    assert any("fp32 masters" in record.message for record in caplog.records)
+
+
+def test_p_07_mixed_precision_keeps_fp32_masters(tmp_path):
+    module = make_module(optimizer=lambda params: torch.optim.AdamW(params, lr=1e-6))
+    moved = gradient(tmp_path, module=module, precision="bf16-mixed")
+    assert next(module.policy.parameters()).dtype == torch.float32
+    assert (moved != 0).float().mean() > 0.5
+
+
+def test_l_04_clipping_is_lightnings(tmp_path):
+    free = gradient(tmp_path)
+    clipped = gradient(tmp_path, gradient_clip_val=float(free.norm()) / 2)
+    torch.testing.assert_close(clipped, free / 2, atol=1e-6, rtol=1e-3)
+
+
+def test_d_09_logged_reward_is_the_weighted_sum_and_parts_are_raw(tmp_path):
+    def one(completions):
+        return [1.0] * len(completions)
+
+    def four(completions):
+        return [4.0] * len(completions)
+
+    module = make_module(rewards={one: 2.0, four: 0.5})
+    gradient(tmp_path, module=module)
+    metrics = module.trainer.callback_metrics
+    assert metrics["train/reward"] == 4.0
+    assert metrics["train/rewards/one/mean"] == 1.0
+    assert metrics["train/rewards/four/mean"] == 4.0
