@@ -4,5 +4,6 @@ from gtpo_lightning.callbacks.completion_log import CompletionLog
 from gtpo_lightning.callbacks.conflict_masking import ConflictMasking
 from gtpo_lightning.callbacks.entropy_filter import EntropyFilter
 from gtpo_lightning.callbacks.entropy_regularizer import EntropyRegularizer
+from gtpo_lightning.callbacks.evaluator import Evaluator
 
-__all__ = ["CompletionLog", "ConflictMasking", "EntropyFilter", "EntropyRegularizer"]
+__all__ = ["CompletionLog", "ConflictMasking", "EntropyFilter", "EntropyRegularizer", "Evaluator"]

@@ -168,7 +168,8 @@ class DataModule(pl.LightningDataModule):
         if trainer is None:
             return self._loader(problems, self.batch_size, shuffle=self.shuffle, drop_last=self.drop_last)
         repeats = getattr(trainer.lightning_module, "updates_per_rollout", 1)
-        if repeats > 1 and _accumulation_scheduler(trainer) is not None:
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        if repeats > 1 and any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
             raise ValueError(
                 f"updates_per_rollout: {repeats} with a GradientAccumulationScheduler; valid: 1, or a fixed "
                 "accumulate_grad_batches, because rollouts are repeated window by window"
@@ -180,14 +181,15 @@ class DataModule(pl.LightningDataModule):
             shuffle=self.shuffle and not trainer.overfit_batches,  # type: ignore[attr-defined]
             drop_last=self.drop_last,
             repeats=repeats,
-            window=lambda: _window(trainer),
+            # Asked anew in each epoch, for a GradientAccumulationScheduler changes it.
+            window=lambda: trainer.accumulate_grad_batches,
             progress=(progress := TrainerProgress(trainer)),
         )
         _warn_of_short_windows(trainer, loader)
         progress.repair(len(loader))
         return loader
 
-    def val_dataloader(self) -> ProblemLoader | list[Any]:
+    def val_dataloader(self) -> ProblemLoader | dict[str, Any]:
         """Validation batches of this rank; none while fitting where there is no validation split.
 
         Raises:
@@ -195,7 +197,7 @@ class DataModule(pl.LightningDataModule):
         """
         return self._eval_loader("val")
 
-    def test_dataloader(self) -> ProblemLoader | list[Any]:
+    def test_dataloader(self) -> ProblemLoader | dict[str, Any]:
         """Test batches of this rank.
 
         Raises:
@@ -203,7 +205,7 @@ class DataModule(pl.LightningDataModule):
         """
         return self._eval_loader("test")
 
-    def predict_dataloader(self) -> ProblemLoader | list[Any]:
+    def predict_dataloader(self) -> ProblemLoader | dict[str, Any]:
         """The test problems, to be completed without a score.
 
         Raises:
@@ -211,12 +213,12 @@ class DataModule(pl.LightningDataModule):
         """
         return self._eval_loader("test")
 
-    def _eval_loader(self, split: str) -> ProblemLoader | list[Any]:
+    def _eval_loader(self, split: str) -> ProblemLoader | dict[str, Any]:
         problems = self._fitting_problems(split)
         if problems:
             return self._loader(problems, self.val_batch_size or self.batch_size)
         if split == "val" and (self.trainer is None or self.trainer.state.fn == "fit"):
-            return []
+            return {}
         raise ValueError(f"{split}: {self.name} has no {split} problems; valid: a source with such a split")
 
     def _loader(self, problems: Sequence[Problem], batch_size: int, **kwargs: Any) -> ProblemLoader:
@@ -249,19 +251,6 @@ def _rank_and_world_size(trainer: pl.Trainer | None) -> tuple[int, int]:
         return 0, 1
     replicas = getattr(trainer, "distributed_sampler_kwargs", None) or {}
     return replicas.get("rank", trainer.global_rank), replicas.get("num_replicas", trainer.world_size)
-
-
-def _accumulation_scheduler(trainer: pl.Trainer) -> GradientAccumulationScheduler | None:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return next((callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)), None)
-
-
-def _window(trainer: pl.Trainer) -> int:
-    """Batches of one optimizer step in the current epoch."""
-    scheduler = _accumulation_scheduler(trainer)
-    if scheduler is None:
-        return trainer.accumulate_grad_batches
-    return scheduler.get_accumulate_grad_batches(trainer.current_epoch)
 
 
 def _warn_of_short_windows(trainer: pl.Trainer, loader: ProblemLoader) -> None:
