@@ -98,7 +98,7 @@ class Pacer:
         self.replies = replies
         self.rollout = 0.0
         self.tokens = 0
-        self._start = 0.0
+        self._start = self._cpu = 0.0
 
     def reply(self, **values: Any) -> None:
         """Sends one JSON line to the parent."""
@@ -110,12 +110,13 @@ class Pacer:
         if sys.stdin.readline().strip() != "step":
             self.reply(peak_mib=_peak_mib())
             os._exit(0)  # out of the trainer's loop, whatever it would still like to do
-        self.rollout, self.tokens, self._start = 0.0, 0, time.perf_counter()
+        self.rollout, self.tokens = 0.0, 0
+        self._cpu, self._start = time.process_time(), time.perf_counter()
 
     def end(self) -> None:
-        """Stops the clock and reports: whole step, sampling with scoring, and the rest, in seconds."""
-        seconds = time.perf_counter() - self._start
-        self.reply(seconds=seconds, rollout=self.rollout, update=seconds - self.rollout, tokens=self.tokens)
+        """Stops the clock and reports: whole step, sampling with scoring, the rest, and processor time, in seconds."""
+        seconds, cpu = time.perf_counter() - self._start, time.process_time() - self._cpu
+        self.reply(seconds=seconds, rollout=self.rollout, update=seconds - self.rollout, cpu=cpu, tokens=self.tokens)
 
 
 def _peak_mib() -> float:
@@ -317,7 +318,9 @@ class Side:
         self.send("quit")
         peak = self.receive("peak_mib")["peak_mib"]
         self.process.wait(timeout=60)
-        medians = {part: statistics.median(s[part] for s in self.steps) for part in ("seconds", "rollout", "update")}
+        medians = {
+            part: statistics.median(s[part] for s in self.steps) for part in ("seconds", "rollout", "update", "cpu")
+        }
         return {
             "median": medians,
             "steps": self.steps,
@@ -359,7 +362,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         try:
             for side, number in rounds(sides, args.steps):
                 reply = side.step(keep=number > 0)
-                print(f"round {number} {side.name:5} {reply['seconds']:7.2f} s", file=sys.stderr, flush=True)
+                print(
+                    f"round {number} {side.name:5} {reply['seconds']:7.2f} s, cpu {reply['cpu']:7.2f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
             results = {side.name: side.finish() for side in sides}
         finally:
             for side in sides:

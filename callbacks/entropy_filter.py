@@ -122,7 +122,7 @@ class EntropyFilter(RLCallback):
             filtered: ((keep == 0).sum(), len(keep)),
             "gtpo/seq_entropy_mean": (entropies.double().sum(), len(entropies)),
         }
-        if self._frozen and self.initial_entropy is not None:
+        if self.initial_entropy is not None:
             values["gtpo/entropy_init"] = (self.initial_entropy, 1.0)
         share = log_means(trainer, pl_module, values)[filtered]
         largest = entropies.max() if len(entropies) else entropies.new_tensor(-math.inf)

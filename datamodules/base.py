@@ -189,7 +189,7 @@ class DataModule(pl.LightningDataModule):
         progress.repair(len(loader))
         return loader
 
-    def val_dataloader(self) -> ProblemLoader | dict[str, Any]:
+    def val_dataloader(self) -> ProblemLoader | list[Any]:
         """Validation batches of this rank; none while fitting where there is no validation split.
 
         Raises:
@@ -197,7 +197,7 @@ class DataModule(pl.LightningDataModule):
         """
         return self._eval_loader("val")
 
-    def test_dataloader(self) -> ProblemLoader | dict[str, Any]:
+    def test_dataloader(self) -> ProblemLoader | list[Any]:
         """Test batches of this rank.
 
         Raises:
@@ -205,7 +205,7 @@ class DataModule(pl.LightningDataModule):
         """
         return self._eval_loader("test")
 
-    def predict_dataloader(self) -> ProblemLoader | dict[str, Any]:
+    def predict_dataloader(self) -> ProblemLoader | list[Any]:
         """The test problems, to be completed without a score.
 
         Raises:
@@ -213,12 +213,12 @@ class DataModule(pl.LightningDataModule):
         """
         return self._eval_loader("test")
 
-    def _eval_loader(self, split: str) -> ProblemLoader | dict[str, Any]:
+    def _eval_loader(self, split: str) -> ProblemLoader | list[Any]:
         problems = self._fitting_problems(split)
         if problems:
             return self._loader(problems, self.val_batch_size or self.batch_size)
         if split == "val" and (self.trainer is None or self.trainer.state.fn == "fit"):
-            return {}
+            return []
         raise ValueError(f"{split}: {self.name} has no {split} problems; valid: a source with such a split")
 
     def _loader(self, problems: Sequence[Problem], batch_size: int, **kwargs: Any) -> ProblemLoader:

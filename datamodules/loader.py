@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from gtpo_lightning.rollout import Problem
 
-__all__ = ["Progress", "ProblemLoader"]
+__all__ = ["ProblemLoader", "Progress"]
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +145,8 @@ class ProblemLoader:
     def window_length(self, index: int, length: int | None = None) -> int:
         """How many batches with problems the optimizer step of the `index`-th batch takes in.
 
-        Less than `window` only in the last window of an epoch, where Lightning divides by `window` all the same.
+        Less than `window` only in the last window of an epoch, where Lightning divides by `window` all the same. A
+        training step finds its loader as `trainer.train_dataloader`.
 
         Args:
             index: Place of a batch in the epoch, from 0.
@@ -263,8 +265,11 @@ class ProblemLoader:
         return {"problems_per_cycle": self._problems_per_cycle, "cycle": self._cycle, "repeats": self.repeats}
 
     def _fingerprint(self) -> dict[str, Any]:
-        ids = hashlib.sha256("\n".join(problem.id for problem in self.problems).encode()).hexdigest()[:16]
-        return {"problems": len(self.problems), "ids": ids, "seed": self.seed, "shuffle": self.shuffle}
+        return {"problems": len(self.problems), "ids": self._digest, "seed": self.seed, "shuffle": self.shuffle}
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashlib.sha256("\n".join(problem.id for problem in self.problems).encode()).hexdigest()[:16]
 
     def _resume_position(self, state: dict[str, Any]) -> int:
         fingerprint = self._fingerprint()
@@ -273,8 +278,8 @@ class ProblemLoader:
             changes = f"the checkpoint has {state['data']}, this run {fingerprint}"
             if not finished and state["position"]:
                 raise ValueError(
-                    f"state: {changes}; valid in the middle of an epoch (batch {state['position']}): the same problems, "
-                    "seed and shuffle"
+                    f"state: {changes}; valid in the middle of an epoch (batch {state['position']}): the same "
+                    "problems, seed and shuffle"
                 )
             _log.warning("other data than the checkpoint's: %s; going on with a new epoch", changes)
         if finished:

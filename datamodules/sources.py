@@ -118,7 +118,9 @@ def _folder_rows(path: Path, split: str, config: str | None) -> list[Row]:
 
         name = _saved_name(saved, split)
         if name is None:
-            raise ValueError(f"source: {str(path)!r} has the splits {saved}, none for {split!r}; valid: a split of these")
+            raise ValueError(
+                f"source: {str(path)!r} has the splits {saved}, none for {split!r}; valid: a split of these"
+            )
         return load_from_disk(str(path / name)).to_list()
     files = _split_files(path, split, config)
     if not files:

@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 class TableDataModule(DataModule):
     """Base of the data sets that are rows of a table, on the hub or in local files.
 
-    A subclass sets the constants and writes `to_problem`. A problem's id is "{name}/{split}/{row}", of the split and the
-    row (from 0) of the source, so it stays the same whatever is held out, limited or left out.
+    A subclass sets the constants and writes `to_problem`. A problem's id is "{name}/{split}/{row}", of the split and
+    the row (from 0) of the source, so it stays the same whatever is held out, limited or left out.
 
-    *Validation.* `val_source` if given; else the source's own validation split, if it has one; else `val_size` rows held
-    out of the training rows. Which ones is decided by `split_seed` alone, so that a run with another `seed`, or one that
-    goes on from a warm start, never trains on another's validation problems.
+    *Validation.* `val_source` if given; else the source's own validation split, if it has one; else `val_size` rows
+    held out of the training rows. Which ones is decided by `split_seed` alone, so that a run with another `seed`, or
+    one that goes on from a warm start, never trains on another's validation problems.
 
     Args:
         source: Hub id, or local file or folder (see `load_rows`). A single file holds the training rows, or, for a data

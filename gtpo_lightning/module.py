@@ -203,6 +203,7 @@ class GTPOModule(PolicyModule):
 
     def on_train_start(self) -> None:
         """Tells the store of rollouts how many batches an optimizer step accumulates."""
+        super().on_train_start()
         self.store.start(self.trainer.accumulate_grad_batches, self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

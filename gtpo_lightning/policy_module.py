@@ -174,18 +174,25 @@ class PolicyModule(pl.LightningModule):
     # optimisation
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The optimizer over the trainable parameters, and the scheduler stepped with it.
-
-        Raises:
-            ValueError: A schedule over the whole run, in a run without an end.
-        """
+        """The optimizer over the trainable parameters, and the scheduler stepped with it."""
         optimizer = self.build_optimizer([p for p in self.parameters() if p.requires_grad])
         if self.build_lr_scheduler is None:
             return optimizer
         scheduler = self.build_lr_scheduler(optimizer)
-        if isinstance(scheduler, WarmupCosine) and scheduler.total_steps is None:
-            scheduler.set_total_steps(self.trainer.estimated_stepping_batches)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Tells a schedule over the whole run how long the run is.
+
+        Not in `configure_optimizers`: asking the trainer there makes it load the data before a checkpoint's progress is
+        restored, and a resumed run would start its epoch again.
+
+        Raises:
+            ValueError: A schedule over the whole run, in a run without an end.
+        """
+        for config in self.trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, WarmupCosine) and not config.scheduler.fixed:
+                config.scheduler.set_total_steps(self.trainer.estimated_stepping_batches)
 
 
 def not_plain(arguments: dict[str, Any]) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 __all__ = ["WarmupCosine"]
+
+_SETTINGS = ("warmup", "final", "fixed", "total_steps")
 
 
 class WarmupCosine(LambdaLR):
@@ -32,9 +35,8 @@ class WarmupCosine(LambdaLR):
             raise ValueError(f"final: {final!r} is not valid; valid: a share of the learning rate in [0, 1]")
         self.warmup = warmup
         self.final = final
-        self.total_steps: int | None = None
-        if total_steps is not None:
-            self.total_steps = self._checked(total_steps)
+        self.fixed = total_steps is not None
+        self.total_steps: int | None = None if total_steps is None else self._checked(total_steps)
         super().__init__(optimizer, self.factor)
 
     def _checked(self, total_steps: float) -> int:
@@ -51,6 +53,10 @@ class WarmupCosine(LambdaLR):
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base * self.factor(self.last_epoch)
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule is; how long it is belongs to the run, not to the checkpoint."""
+        return {name: value for name, value in super().state_dict().items() if name not in _SETTINGS}
 
     def factor(self, step: int) -> float:
         """The factor of the learning rate at an optimizer step, counted from 0."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["ANSWER_STYLES", "Box", "extract_answer", "find_boxes"]
+__all__ = ["ANSWER_STYLES", "Boxes", "extract_answer", "find_boxes"]
 
 ANSWER_STYLES = ("answer_tag", "boxed", "gsm8k", "auto", "flexible")
 
@@ -34,65 +34,62 @@ _ANY_NUMBER = re.compile(_NUMBER)
 _NUMBER_AFTER_MARK = re.compile(r"\s*(?P<number>(?:\\?\$\s?)?" + _NUMBER + ")")
 
 
-class Box(NamedTuple):
-    r"""Where one closed `\boxed` or `\fbox` stands in a text.
+class Boxes(NamedTuple):
+    r"""The closed `\boxed` and `\fbox` of a text. A box is (where its command, its content and the rest begin).
 
     Args:
-        start: Where its command begins.
-        inner: Where its content begins.
-        stop: Where its content ends; -1 for a box without braces, which is measured only when it is read.
-        end: Where the text goes on behind it; -1 likewise.
+        count: How many there are, nested ones included.
+        first: The one that opens first, as (start, content start, content end, end).
+        last: The one that opens last.
     """
 
-    start: int
-    inner: int
-    stop: int
-    end: int
-
-    def measured(self, text: str) -> Box:
-        """The box with its end; one without braces goes up to white space or `$`."""
-        if self.stop >= 0:
-            return self
-        space = _UP_TO_SPACE.search(text, self.inner)
-        end = space.start() if space else len(text)
-        return Box(self.start, self.inner, end, end)
-
-    def content(self, text: str) -> str:
-        """What the box holds, stripped."""
-        return text[self.inner : self.measured(text).stop].strip()
+    count: int
+    first: tuple[int, int, int, int]
+    last: tuple[int, int, int, int]
 
 
-def find_boxes(text: str) -> list[Box]:
-    r"""The closed `\boxed` and `\fbox` of a text, in the order they open, with balanced braces; one pass.
+def find_boxes(text: str) -> Boxes | None:
+    r"""The closed boxes of a text, with balanced braces, in one pass.
 
-    Escaped braces (`\{`) do not count. Boxes may be nested.
+    Escaped braces (`\{`) do not count. A box without braces goes up to white space or `$`.
 
     Args:
         text: Any text.
 
     Returns:
-        The boxes; empty if there is none or none is closed.
+        How many there are, the first and the last; None if there is none or none is closed.
 
     Example:
         >>> text = r"\boxed{\frac{1}{2}}, then $\fbox 4$ and \boxed{3"
-        >>> [box.content(text) for box in find_boxes(text)]
-        ['\\frac{1}{2}', '4']
+        >>> boxes = find_boxes(text)
+        >>> boxes.count, text[boxes.first[1] : boxes.first[2]], text[boxes.last[1] : boxes.last[2]]
+        (2, '\\frac{1}{2}', '4')
     """
-    boxes: list[Box] = []
+    count, first, last = 0, (len(text), 0, 0, 0), (-1, 0, 0, 0)
     stack: list[tuple[int, int] | None] = []
     for token in _BRACES.finditer(text) if "\\" in text else ():
-        if token["box"]:
-            if token["brace"]:
-                stack.append((token.start(), token.end()))
-            elif token.end() < len(text) and text[token.end()] != "$":
-                boxes.append(Box(token.start(), token.end(), -1, -1))
-        elif token["open"]:
+        kind = token.lastgroup
+        if kind == "open":
             stack.append(None)
-        elif token["close"] and stack:
+        elif kind == "brace":
+            stack.append(token.span())
+        elif kind == "box" and token.end() < len(text) and text[token.end()] != "$":
+            count, box = count + 1, (*token.span(), -1, -1)
+            first, last = min(first, box), max(last, box)
+        elif kind == "close" and stack:
             opened = stack.pop()
             if opened is not None:
-                boxes.append(Box(*opened, token.start(), token.end()))
-    return sorted(boxes)
+                count, box = count + 1, (*opened, *token.span())
+                first, last = min(first, box), max(last, box)
+    return Boxes(count, _measured(text, first), _measured(text, last)) if count else None
+
+
+def _measured(text: str, box: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    if box[2] >= 0:
+        return box
+    space = _UP_TO_SPACE.search(text, box[1])
+    end = space.start() if space else len(text)
+    return (*box[:2], end, end)
 
 
 def _last_pair(text: str, tag: str) -> str | None:
@@ -109,12 +106,12 @@ def _from_answer_tag(text: str) -> str | None:
     if content is None:
         return None
     boxes = find_boxes(content)
-    return boxes[0].content(content) if len(boxes) == 1 else content
+    return content[boxes.last[1] : boxes.last[2]] if boxes and boxes.count == 1 else content
 
 
 def _from_box(text: str) -> str | None:
     boxes = find_boxes(text)
-    return boxes[-1].content(text) if boxes else None
+    return text[boxes.last[1] : boxes.last[2]] if boxes else None
 
 
 def _from_gsm8k(text: str) -> str | None:

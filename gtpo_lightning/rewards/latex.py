@@ -75,14 +75,14 @@ def _join_thousands(match: re.Match[str]) -> str:
 
 def _open_whole_box(text: str) -> str:
     """Opens a box that is the whole text but for dollar signs, brackets of math mode, white space and dots."""
-    for _ in range(10 if "\\boxed" in text or "\\fbox" in text else 0):
+    for _ in range(3 if "\\boxed" in text or "\\fbox" in text else 0):
         boxes = find_boxes(text)
-        if not boxes:
+        if boxes is None:
             break
-        box = boxes[0].measured(text)
-        if (text[: box.start] + text[box.end :]).strip(" \t\n$.\\[]()"):
+        start, inner, stop, end = boxes.first
+        if (text[:start] + text[end:]).strip(" \t\n$.\\[]()"):
             break
-        text = box.content(text)
+        text = text[inner:stop]
     return text
 
 

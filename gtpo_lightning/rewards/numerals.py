@@ -14,7 +14,7 @@ MAX_FRACTION_DIGITS = 10_000
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])|[0-9]+)"
 _NUMERAL = re.compile(rf"({_DIGITS})?(?:\.([0-9]*))?")
-_PLAIN = re.compile(rf"\s*([-+]?)\$?({_DIGITS})?(?:\.([0-9]*))?\s*\Z")
+_PLAIN = re.compile(rf"([-+]?)\$?({_DIGITS})?(?:\.([0-9]*))?\Z")
 _SIGNS = re.compile(r"[-+ ]*")
 _ARGUMENT = r" ?(?:\{ ?([^{}]*)\}|([0-9]))"
 _FRACTION = re.compile(rf"\\frac{_ARGUMENT}{_ARGUMENT}")
@@ -60,7 +60,7 @@ def plain_number(text: str) -> tuple[bool, str, str] | None:
         >>> plain_number(" $1,080.50"), plain_number("-0"), plain_number("5 cm")
         ((False, '1080', '5'), (False, '', ''), None)
     """
-    match = _PLAIN.match(text)
+    match = _PLAIN.match(text.strip())
     return _canonical(*match.groups()) if match and (match[2] or match[3]) else None
 
 

@@ -12,7 +12,8 @@ from gtpo_lightning.rewards.units import CURRENCIES, unit_name
 
 __all__ = ["Value", "parse"]
 
-_MAX_DEPTH = 30
+# Bounds in time: a longer list or a deeper nest is compared as a string.
+_MAX_DEPTH, _MAX_ELEMENTS = 30, 1000
 _OPENING, _CLOSING = f"([{{{SET_OPEN}", f")]}}{SET_CLOSE}"
 _LABEL = re.compile(
     rf"(?P<name>[A-Za-z]{{1,40}}(?:_(?:[0-9A-Za-z]|\{{[0-9A-Za-z]{{1,8}}\}}))?'?|\\[A-Za-z]{{1,20}}|[A-Za-z]\([A-Za-z]\)"
@@ -99,7 +100,7 @@ def parse(marked: str, depth: int = 0) -> Value:
 
     Args:
         marked: What `mark` gave.
-        depth: How deep the text stands in brackets; beyond 30 it is an expression.
+        depth: How deep the text stands in brackets; beyond 30, as beyond 1000 elements, it is an expression.
 
     Returns:
         The value.
@@ -114,12 +115,14 @@ def parse(marked: str, depth: int = 0) -> Value:
         return Value("blank", "", "")
     if depth > _MAX_DEPTH:
         return Value("expression", squash(text), squash(text))
-    if CUP in text and len(parts := _split(text, CUP)) > 1:
-        return _collection("union", "", parts, text, depth)
     if " or" in text or " and" in text or TEXT_OPEN in text:
         text = trim(_CONJUNCTION.sub(" , ", text))
     if "," in text and not any(bracket in text for bracket in ("(", "[", SET_OPEN)) and text[:1] != "{":
         text = _RUN.sub(_join_run, text)
+    if sum(text.count(separator) for separator in f",;&{CUP}{BREAK}") > _MAX_ELEMENTS:
+        return Value("expression", squash(text), squash(text))
+    if CUP in text and len(parts := _split(text, CUP)) > 1:
+        return _collection("union", "", parts, text, depth)
     if len(parts := _split(text, ",;")) > 1:
         return _collection("unordered", "", parts, text, depth)
     return _labelled(text, depth)

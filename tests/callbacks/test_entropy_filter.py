@@ -84,6 +84,17 @@ def test_state_survives_a_checkpoint_that_loads_weights_only():
     assert second.state_dict() == first.state_dict()
 
 
+def test_a_used_part_takes_a_state_over_completely():
+    part = EntropyFilter()
+    kept(part, [0.3])
+    part.load_state_dict({"initial_entropy": 0.9})
+    kept(part, [0.3])
+    assert part.initial_entropy == 0.9
+    part.load_state_dict({"initial_entropy": None})
+    assert warnings_of(lambda: kept(part, [0.4], step=1)) != []
+    assert part.initial_entropy == pytest.approx(0.4, abs=1e-7)
+
+
 def test_a_resumed_run_without_it_measures_and_says_so_once():
     part = EntropyFilter()
     part.load_state_dict({"initial_entropy": None, "all_filtered_steps": 0})
@@ -163,7 +174,8 @@ def test_the_slot_is_multiplied_and_no_gradient_gets_into_it():
     rollout = rollout_of([0.9, 0.2, 0.3])
     rollout.entropies.requires_grad_()
     rollout.sequence_weights *= torch.tensor([0.5, 0.5, 0.0])
-    EntropyFilter(initial_entropy=0.1).on_before_loss(fake_trainer(), FakeModule(), rollout)
+    call = (fake_trainer(), FakeModule(), rollout)
+    assert warnings_of(lambda: EntropyFilter(initial_entropy=0.1).on_before_loss(*call)) == []
     assert rollout.sequence_weights.tolist() == [0, 0.5, 0]
     assert not rollout.sequence_weights.requires_grad
 

@@ -31,6 +31,12 @@ def test_group_centered_of_half_precision_is_fp32_and_a_group_of_one_is_zero():
     assert result.tolist() == [0, 0]
 
 
+def test_group_centered_has_a_finite_gradient_where_a_group_is_empty():
+    values = torch.tensor([1.0, NAN, 4.0], requires_grad=True)
+    group_centered(values, torch.tensor([1, 2, 1]), torch.tensor([True, False, True]))[0].backward()
+    assert values.grad.tolist() == [0.5, 0, -0.5]
+
+
 def test_row_mean_counts_zero_weights_and_leaves_invalid_rows_out_of_value_and_gradient():
     values = torch.tensor([1.0, NAN, 4.0, 5.0], requires_grad=True)
     valid = torch.tensor([True, False, True, True])

@@ -68,17 +68,17 @@ class Saver(pl.Callback):
 
 
 def make_trainer(callbacks=(), **kwargs):
-    defaults = dict(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        max_epochs=2,
-        callbacks=list(callbacks),
-    )
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "max_epochs": 2,
+        "callbacks": list(callbacks),
+    }
     return pl.Trainer(**{**defaults, **kwargs})
 
 

@@ -262,7 +262,7 @@ def test_a_state_without_a_boundary_for_the_new_layout_is_refused(consumed, old,
     first = ProblemLoader(problems(16), **old)
     for _, _ in zip(range(consumed // old["batch_size"]), first, strict=False):
         pass
-    with pytest.raises(ValueError, match="state: .* no boundary .*valid"):
+    with pytest.raises(ValueError, match=r"state: .* no boundary .*valid"):
         ProblemLoader(problems(16), **new).load_state_dict(first.state_dict())
 
 

@@ -181,7 +181,8 @@ def test_l09_reloaded_loaders(lightning, tmp_path, limit, hook, nth, batches, ev
 
 
 @pytest.mark.parametrize(
-    ("hook", "nth", "batches"), [("on_train_batch_end", 2, 2), ("on_train_batch_end", 3, 3), ("on_train_epoch_end", 1, 3)]
+    ("hook", "nth", "batches"),
+    [("on_train_batch_end", 2, 2), ("on_train_batch_end", 3, 3), ("on_train_epoch_end", 1, 3)],
 )
 def test_l16_a_limited_epoch(lightning, tmp_path, hook, nth, batches):
     path = str(tmp_path / "c.ckpt")
@@ -198,19 +199,19 @@ def test_another_batch_size_goes_on_behind_what_was_consumed(lightning, tmp_path
     whole, _ = lightning.fit(lightning.Numbers(train=12), max_epochs=1)
     left = [one for _, _, batch in whole.seen[2:] for one in batch]
     for batch_size in (1, 2, 4):
-        resumed, trainer = lightning.fit(lightning.Numbers(train=12, batch_size=batch_size), ckpt=path, max_epochs=2)
+        resumed, _ = lightning.fit(lightning.Numbers(train=12, batch_size=batch_size), ckpt=path, max_epochs=2)
         first = [batch for epoch, _, batch in resumed.seen if epoch == 0]
         assert [one for batch in first for one in batch] == left
         assert len(first) == 8 // batch_size
         assert len([batch for epoch, _, batch in resumed.seen if epoch == 1]) == 12 // batch_size
-    with pytest.raises(ValueError, match="state: 4 problems consumed .*valid"):
+    with pytest.raises(ValueError, match=r"state: 4 problems consumed .*valid"):
         lightning.fit(lightning.Numbers(train=12, batch_size=3), ckpt=path)
 
 
 def test_another_data_set_in_mid_epoch_is_refused(lightning, tmp_path):
     path = str(tmp_path / "c.ckpt")
     lightning.fit(callbacks=[lightning.Saver("on_train_batch_end", path, 2)])
-    with pytest.raises(ValueError, match="state: the checkpoint has .*problems': 10.*problems': 8"):
+    with pytest.raises(ValueError, match=r"state: the checkpoint has .*problems': 10.*problems': 8"):
         lightning.fit(lightning.Numbers(train=8), ckpt=path)
 
 
@@ -227,7 +228,7 @@ def test_a_window_that_changes_during_the_run(lightning, tmp_path):
     assert torch.equal(resumed.weight, whole.weight)
     module = lightning.Recorder()
     module.updates_per_rollout = 2
-    with pytest.raises(ValueError, match="updates_per_rollout: 2 with a GradientAccumulationScheduler; valid"):
+    with pytest.raises(ValueError, match=r"updates_per_rollout: 2 with a GradientAccumulationScheduler; valid"):
         lightning.fit(module=module, callbacks=[scheduler()])
 
 

@@ -1,0 +1,191 @@
+"""The command line: every YAML runs, each ablation removes one part, and what was typed wins."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from gtpo_lightning.cli import PARTS, main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = ["-c", str(CONFIGS / "models/tiny.yaml"), "-c", str(CONFIGS / "data/arithmetic.yaml")]
+SMALL = [
+    "--data.batch_size=2",
+    "--data.val_batch_size=4",
+    "--data.size=8",
+    "--data.val_size=4",
+    "--model.max_completion_length=6",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+    "--trainer.enable_progress_bar=false",
+]
+
+
+def fit(folder, *extra, base="gtpo.yaml", small=SMALL, logger=True):
+    place = [f"--trainer.logger.save_dir={folder}"] if logger else []
+    return main(["fit", "-c", str(CONFIGS / base), *TINY, *small, *place, *map(str, extra)])
+
+
+def saved(cli):
+    return yaml.safe_load((Path(cli.trainer.log_dir) / "config.yaml").read_text())
+
+
+def switched_on(cli):
+    found = [name for name, part in PARTS.items() if any(type(c) is part for c in cli.trainer.callbacks)]
+    return [name for name in found if name in ("conflict_masking", "entropy_filter", "entropy_regularizer")]
+
+
+ALL = ["conflict_masking", "entropy_filter", "entropy_regularizer"]
+
+
+def test_the_main_config_trains_logs_and_saves(tmp_path):
+    cli = fit(tmp_path, "--trainer.max_steps=2", "--model.group_size=4")
+    folder = Path(cli.trainer.log_dir)
+    assert switched_on(cli) == ALL
+    assert list(folder.glob("events.out.tfevents*"))
+    assert list(folder.glob("checkpoints/*.ckpt"))
+    assert (folder / "completions.jsonl").stat().st_size > 0
+    assert cli.trainer.global_step == 2
+    group = cli.model.build_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (1e-6, 0.1)
+    assert cli.trainer.gradient_clip_val == 0.1
+    assert cli.model.build_lr_scheduler(torch.optim.SGD(cli.model.parameters(), lr=1.0)).warmup == 0.005
+
+
+@pytest.mark.parametrize("overlay", sorted(path.name for path in (CONFIGS / "ablations").glob("*.yaml")))
+def test_each_ablation_removes_exactly_one_part_and_is_saved_as_null(tmp_path, overlay):
+    text = (CONFIGS / "ablations" / overlay).read_text().strip()
+    cli = fit(tmp_path, "-c", CONFIGS / "ablations" / overlay, "--trainer.max_steps=1")
+    removed = sorted(set(ALL) - set(switched_on(cli)))
+    assert [f"{removed[0]}: null"] == text.splitlines()
+    assert len(removed) == 1
+    assert overlay == f"no_{removed[0]}.yaml"
+    assert saved(cli)[removed[0]] is None
+
+
+def test_there_is_an_ablation_for_each_part():
+    assert sorted(path.stem for path in (CONFIGS / "ablations").glob("*.yaml")) == [f"no_{part}" for part in ALL]
+
+
+@pytest.mark.parametrize("base", ["gtpo.yaml", "sft.yaml"])
+@pytest.mark.parametrize("overlay", ["trainer/cpu.yaml", "trainer/ddp.yaml", "trainer/gpu.yaml"])
+def test_trainer_overlays_run(tmp_path, base, overlay):
+    # The GPU overlays are read whole; only the device is changed for this machine.
+    fit(tmp_path, "-c", CONFIGS / overlay, "--trainer.accelerator=cpu", "--trainer.devices=1",
+        "--trainer.fast_dev_run=true", base=base)  # fmt: skip
+
+
+def test_grpo_is_the_same_module_without_the_parts(tmp_path):
+    cli = fit(tmp_path, "-c", CONFIGS / "grpo.yaml", "--trainer.max_steps=1", f"--trainer.logger.save_dir={tmp_path}")
+    assert switched_on(cli) == []
+    assert cli.model.advantage_scale == "group"
+
+
+def test_a_flag_switches_a_part_off_and_sets_it(tmp_path):
+    cli = fit(tmp_path, "--conflict_masking=null", "--entropy_filter.keep_at_least=0.25", "--trainer.max_steps=1")
+    assert switched_on(cli) == ["entropy_filter", "entropy_regularizer"]
+    (part,) = (c for c in cli.trainer.callbacks if type(c) is PARTS["entropy_filter"])
+    assert part.keep_at_least == 0.25
+    assert saved(cli)["conflict_masking"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--entropy_filter.treshold=0.5"], "treshold"),
+        (["--entropy_filtre=null"], "entropy_filtre"),
+        (["--model.group_sise=4"], "group_sise"),
+        (["--conflict_masking.scope=middle"], "middle"),
+    ],
+)
+def test_misspelt_keys_and_choices_are_refused(tmp_path, capsys, flags, words):
+    with pytest.raises(SystemExit):
+        fit(tmp_path, *flags)
+    assert words in capsys.readouterr().err
+
+
+def test_l_01_what_was_typed_wins_over_the_checkpoint(tmp_path):
+    first = fit(tmp_path, "--model.optimizer.lr=1e-3", "--model.temperature=0.7", "--trainer.max_steps=1")
+    path = first.trainer.checkpoint_callback.last_model_path
+    assert path
+    again = fit(tmp_path, "--ckpt_path", path, "--model.temperature=0.9", "--model.seed=3", "--trainer.max_steps=2")
+    assert again.model.temperature == 0.9
+    assert again.model.seed == 3
+    assert again.trainer.global_step == 2
+
+
+def test_l_01_the_checkpoint_fills_what_neither_file_nor_command_line_gave(tmp_path):
+    first = fit(tmp_path, "--model.seed=5", "--model.rollout_batch_size=1", "--trainer.max_steps=1")
+    again = fit(tmp_path, "--ckpt_path", first.trainer.checkpoint_callback.last_model_path, "--trainer.max_steps=1")
+    assert again.model.seed == 5
+    assert again.model.rollout_batch_size == 1
+
+
+def test_l_06b_another_optimizer_does_not_keep_the_first_ones_arguments(tmp_path):
+    overlay = tmp_path / "adamw.yaml"
+    overlay.write_text(
+        "model:\n  init_args:\n    optimizer:\n      class_path: torch.optim.AdamW\n"
+        "      init_args:\n        lr: 0.1\n        betas: [0.8, 0.9]\n"
+    )
+    cli = fit(
+        tmp_path, "-c", overlay, "--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.5",
+        "--trainer.max_steps=1",
+    )  # fmt: skip
+    (optimizer,) = cli.trainer.optimizers
+    assert type(optimizer) is torch.optim.SGD
+    assert optimizer.defaults["lr"] == 0.5
+
+
+def test_g_23_numbers_without_a_dot_are_floats_at_any_depth(tmp_path):
+    overlay = tmp_path / "numbers.yaml"
+    overlay.write_text(
+        "model:\n  init_args:\n    rewards: {format: 1e-1}\n    optimizer:\n      init_args: {lr: 2e-4}\n"
+        "entropy_regularizer: {gamma: 5e-2}\n"
+    )
+    cli = fit(tmp_path, "-c", overlay, "--trainer.max_steps=1")
+    assert cli.trainer.optimizers[0].defaults["lr"] == 2e-4
+    assert cli.model.reward_functions.weights == {"format": 0.1}
+    (part,) = (c for c in cli.trainer.callbacks if type(c) is PARTS["entropy_regularizer"])
+    assert part.gamma == 0.05
+
+
+def test_a_second_run_in_one_folder_works(tmp_path):
+    where = [f"--trainer.logger.save_dir={tmp_path}", "--trainer.logger.version=same"]
+    for _ in range(2):
+        cli = fit(tmp_path, *where, "--trainer.max_steps=1")
+    assert Path(cli.trainer.log_dir).name == "same"
+
+
+def test_g_20_no_logger_is_needed(tmp_path):
+    cli = fit(tmp_path, "--trainer.logger=false", "--trainer.callbacks=null", "--trainer.max_steps=1",
+              f"--trainer.default_root_dir={tmp_path}", logger=False)  # fmt: skip
+    assert cli.trainer.global_step == 1
+    assert (tmp_path / "completions.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--trainer.fast_dev_run=true"],
+        ["--trainer.limit_train_batches=1", "--trainer.max_epochs=2"],
+        ["--trainer.max_epochs=-1", "--trainer.max_steps=5"],
+        ["--trainer.overfit_batches=1", "--trainer.max_epochs=2", "--trainer.limit_val_batches=0"],
+    ],
+)
+def test_l_16_lightnings_short_runs_work(tmp_path, flags):
+    fit(tmp_path, *flags)
+
+
+def test_sft_trains_on_targets(tmp_path):
+    cli = fit(tmp_path, "--trainer.max_steps=2", base="sft.yaml")
+    assert type(cli.model).__name__ == "SFTModule"
+    assert float(cli.trainer.callback_metrics["train/loss"]) > 1
+
+
+def test_validate_works_from_a_checkpoint(tmp_path):
+    first = fit(tmp_path, "--trainer.max_steps=1")
+    path = first.trainer.checkpoint_callback.last_model_path
+    cli = main(["validate", "-c", str(CONFIGS / "gtpo.yaml"), *TINY, *SMALL, f"--trainer.logger.save_dir={tmp_path}",
+                "--ckpt_path", path])  # fmt: skip
+    assert "val/arithmetic/avg@1" in cli.trainer.callback_metrics

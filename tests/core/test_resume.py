@@ -1,0 +1,99 @@
+"""A run that was stopped and resumed ends where an uninterrupted one does, bit for bit."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from gtpo_lightning import GTPOModule
+from gtpo_lightning.callbacks import EntropyFilter
+from gtpo_lightning.hooks import RLCallback
+from gtpo_lightning.schedulers import WarmupCosine
+from tests.helpers.training import Sums, adam, all_parts, flat, make_module, make_trainer
+
+
+class Record(RLCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_after_loss(self, trainer, pl_module, rollout, losses):
+        ids = [problem.id for problem in rollout.prompts.problems]
+        self.seen.append((ids, rollout.completion_ids.tolist()))
+
+
+def schedule(optimizer):
+    return WarmupCosine(optimizer, warmup=2, total_steps=8)
+
+
+def run(folder, steps, ckpt_path=None, save_at=(), updates=1, accumulate=1, train=10):
+    """Trains to `steps` and returns what can differ: weights, optimizer, learning rate, initial entropy, rollouts."""
+    module = make_module(optimizer=adam, lr_scheduler=schedule, updates_per_rollout=updates, epsilon=0.2)
+    parts = all_parts()
+    parts[1] = EntropyFilter(threshold=2.7)  # measures its start
+    record = Record()
+    callbacks = [*parts, record]
+    if save_at:
+        callbacks.append(
+            ModelCheckpoint(folder, filename="{step}", every_n_train_steps=save_at, save_top_k=-1, save_last=False)
+        )
+    trainer = make_trainer(
+        folder,
+        callbacks,
+        max_steps=steps,
+        max_epochs=-1,
+        enable_checkpointing=bool(save_at),
+        accumulate_grad_batches=accumulate,
+    )
+    trainer.fit(module, Sums(train=train, batch_size=2), ckpt_path=ckpt_path)
+    optimizer = trainer.optimizers[0].state_dict()
+    return {
+        "weights": flat(module),
+        "moments": torch.cat([state["exp_avg_sq"].reshape(-1) for state in optimizer["state"].values()]),
+        "lr": optimizer["param_groups"][0]["lr"],
+        "filter": parts[1].state_dict(),
+        "tokens": module.monitor.num_tokens,
+        "rollouts": record.seen,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stop", "settings"),
+    [
+        (2, {}),  # in mid-epoch
+        (5, {"train": 10}),  # at an epoch's end
+        (3, {"updates": 2}),  # E-05: between two updates of one rollout
+        (1, {"accumulate": 2, "train": 8}),
+        (3, {"updates": 2, "accumulate": 2, "train": 8}),
+    ],
+)
+def test_e_08_stopped_and_resumed_equals_uninterrupted(tmp_path, stop, settings):
+    total = stop + 2
+    whole = run(tmp_path / "whole", total, **settings)
+    run(tmp_path / "first", stop, save_at=stop, **settings)
+    (path,) = (tmp_path / "first").glob(f"step={stop}.ckpt")
+    second = run(tmp_path / "second", total, ckpt_path=str(path), **settings)
+    assert second["rollouts"] == whole["rollouts"][-len(second["rollouts"]) :]
+    assert len(second["rollouts"]) == 2 * settings.get("accumulate", 1)
+    for name in ("weights", "moments"):
+        assert torch.equal(second[name], whole[name]), name
+    for name in ("lr", "filter", "tokens"):
+        assert second[name] == whole[name], name
+
+
+def test_load_from_checkpoint_gives_the_policy_back(tmp_path):
+    module = make_module(optimizer=adam)
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.fit(module, Sums(batch_size=2))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    again = GTPOModule.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+    assert torch.equal(flat(again), flat(module))
+    assert again.hparams.group_size == 4
+
+
+def test_weights_start_from_another_runs_policy(tmp_path):
+    module = make_module(optimizer=adam)
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.fit(module, Sums(batch_size=2))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    fresh = GTPOModule("tiny", weights=str(tmp_path / "x.ckpt"))
+    fresh.configure_model()
+    assert torch.equal(flat(fresh), flat(module))
