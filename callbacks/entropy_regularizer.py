@@ -12,7 +12,7 @@ from torch import Tensor
 from gtpo_lightning.callbacks._checks import check_number, require
 from gtpo_lightning.functional import mean_entropy
 from gtpo_lightning.functional._inputs import check_choice
-from gtpo_lightning.functional.groups import group_centered, row_mean, sign_flips
+from gtpo_lightning.functional.groups import group_centered, sign_flips
 from gtpo_lightning.hooks import RLCallback, log_means
 from gtpo_lightning.rollout import Rollout
 
@@ -92,5 +92,4 @@ class EntropyRegularizer(RLCallback):
                 "effect; the module has to compute them with gradient where its `entropy_grad` is True."
             )
         values = mean_entropy(entropies, rollout.completion_mask)
-        mean = row_mean(values, rollout.scored(), weights=rollout.sequence_weights, denominator=rollout.num_completions)
-        return self.gamma * mean
+        return self.gamma * rollout.mean(rollout.sequence_weights * values)

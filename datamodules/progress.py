@@ -28,13 +28,13 @@ class TrainerProgress:
     @property
     def processed(self) -> int:
         """Batches of the current epoch that were trained on."""
-        return self.trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        return self.trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
 
     @property
     def is_last_batch(self) -> bool:
         """Whether the last batch that was trained on ended the epoch, by its length or by `limit_train_batches`."""
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
-        return progress.is_last_batch and progress.current.processed == progress.current.ready
+        return progress.is_last_batch and progress.current.processed == progress.current.ready  # type: ignore[attr-defined]
 
     def repair(self, length: int) -> None:
         """Makes the restored counters say what happened, before the fit loop reads them; nothing unless resuming.

@@ -87,7 +87,7 @@ def _file_rows(path: Path) -> list[Row]:
         raise ValueError(f"source: {str(path)!r} is no {', '.join(_SUFFIXES)} file; valid: {_VALID}")
     try:
         if path.suffix == ".parquet":
-            from pyarrow import parquet
+            from pyarrow import parquet  # type: ignore[import-untyped]
 
             return parquet.ParquetFile(path).read().to_pylist()
         text = path.read_text(encoding="utf-8")

@@ -124,7 +124,7 @@ class GTPOModule(PolicyModule):
         self.entropy_grad = False
         """Whether entropies carry a gradient; a callback that needs it sets it in its `setup`."""
         self.store = RolloutStore(updates_per_rollout)
-        self.normalizer = Normalizer(aggregation, max_completion_length)
+        self.normalizer = Normalizer(aggregation)
         self.monitor = Monitor()
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
@@ -192,7 +192,7 @@ class GTPOModule(PolicyModule):
             old_logprobs=rollout.old_logprobs,
             epsilon=self.epsilon,
             aggregation=self.aggregation,
-            denominator=self.normalizer.denominator,
+            denominator=rollout.denominator,
             max_length=self.max_completion_length,
         )
 

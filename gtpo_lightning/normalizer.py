@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import lightning.pytorch as pl
-import torch
 from torch import Tensor
 
 from gtpo_lightning.rollout import Rollout
@@ -23,28 +22,24 @@ class Normalizer:
 
     Args:
         aggregation: `sequence` and `constant` count completions with a non-empty mask, `token` their tokens.
-        max_completion_length: T, the factor of `constant` (applied by the loss itself).
     """
 
-    def __init__(self, aggregation: str, max_completion_length: int) -> None:
+    def __init__(self, aggregation: str) -> None:
         self.aggregation = aggregation
-        self.max_completion_length = max_completion_length
         self._counts: list[float] = []
 
     @property
     def denominator(self) -> float:
-        """What every micro-batch of the current window divides by: the first one's count per rank."""
+        """What every micro-batch of the current window divides by: the first count of it, over all ranks, per rank."""
         return next((count for count in self._counts if count > 0), 1.0)
 
     def start(self, rollout: Rollout, trainer: pl.Trainer) -> None:
-        """Counts a micro-batch over all ranks; sets the rollout's `num_completions`."""
-        rows = rollout.scored().sum()
-        tokens = rollout.completion_mask.sum()
-        local = torch.stack([rows, tokens]).to(torch.float64)
-        completions, count = trainer.strategy.reduce(local.clone(), reduce_op="mean").tolist()
-        self._counts.append(count if self.aggregation == "token" else completions)
-        self._completions = [*getattr(self, "_completions", []), completions]
-        rollout.num_completions = next((c for c in self._completions if c > 0), 1.0)
+        """Counts a micro-batch over all ranks and tells the rollout how the loss averages."""
+        mask = rollout.completion_mask.bool()
+        local = (mask if self.aggregation == "token" else mask.any(dim=1)).sum().double()
+        self._counts.append(float(trainer.strategy.reduce(local.clone(), reduce_op="mean")))
+        rollout.aggregation = self.aggregation
+        rollout.denominator = self.denominator
 
     def finish(self, parameters: Iterable[Tensor], accumulate: int) -> None:
         """Rescales the accumulated gradients from the first micro-batch's count to the window's, and forgets the window.
@@ -55,7 +50,6 @@ class Normalizer:
         total = sum(self._counts)
         factor = accumulate * self.denominator / total if total > 0 else 1.0
         self._counts.clear()
-        self._completions.clear()
         if factor != 1.0:
             for parameter in parameters:
                 if parameter.grad is not None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtpo_lightning.functional.groups import row_mean
+
 __all__ = ["Problem", "Prompts", "Rollout"]
 
 
@@ -83,8 +85,9 @@ class Rollout:
         token_weights: λ_{i,t}, (N, T). Default ones.
         sequence_weights: δ_i, (N,). Default ones.
         advantage_shift: −γ⟨H⟩_i, (N,). Default zeros.
-        num_completions: What a mean over completions divides by, so that ranks add up: completions with a non-empty
-            mask over all ranks, divided by the number of ranks. None: counted from the mask.
+        aggregation: How the loss averages: `sequence` and `constant` over completions, `token` over tokens.
+        denominator: What it divides by, so that micro-batches and ranks add up: completions with a non-empty mask (or
+            their tokens) over all ranks, divided by the number of ranks. None: counted from the mask.
     """
 
     prompts: Any
@@ -110,7 +113,8 @@ class Rollout:
     sequence_weights: Tensor = None  # type: ignore[assignment]
     advantage_shift: Tensor = None  # type: ignore[assignment]
     # normalisation
-    num_completions: float | None = None
+    aggregation: str = "sequence"
+    denominator: float | None = None
 
     def __post_init__(self) -> None:
         rows, length = self.completion_ids.shape
@@ -155,6 +159,22 @@ class Rollout:
     def scored(self) -> Tensor:
         """Rows that count in the loss: those with a non-empty mask, (N,) bool."""
         return self.completion_mask.bool().any(dim=1)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of a value of each completion, averaged as the loss is, so that a term of it splits as the loss does.
+
+        Args:
+            values: (N,), with or without gradient; rows with an empty mask never matter.
+
+        Returns:
+            A scalar: Σ_i x_i / N for `sequence` and `constant`, Σ_i |o_i| x_i / tokens for `token`; 0 and attached where
+            no row counts.
+        """
+        if self.aggregation != "token":
+            return row_mean(values, self.scored(), denominator=self.denominator)
+        lengths = self.completion_mask.sum(dim=1).to(values.dtype)
+        denominator = float(lengths.sum()) if self.denominator is None else self.denominator
+        return row_mean(values, self.scored(), weights=lengths, denominator=denominator)
 
     def weights(self) -> Tensor:
         """δ_i · (A_i + shift_i) · λ_{i,t}, the three slots multiplied, (N, T).

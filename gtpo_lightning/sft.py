@@ -59,7 +59,7 @@ class SFTModule(PolicyModule):
         arguments = {k: v for k, v in locals().items() if k != "self" and not k.startswith("__")}
         super().__init__(**arguments)
         self.save_hyperparameters(ignore=not_plain(arguments))
-        self.normalizer = Normalizer("token", max_completion_length)
+        self.normalizer = Normalizer("token")
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
         """−(1/tokens) Σ log π(target), scalar; the mean is over all target tokens of the optimizer step."""
@@ -76,8 +76,7 @@ class SFTModule(PolicyModule):
         nll = -logprobs.detach().sum()
         log_means(self.trainer, self, {"train/loss": (nll, tokens)}, prog_bar=True)
         log_means(self.trainer, self, {"train/entropy": (entropies.detach().sum(), tokens)})
-        denominator = self.normalizer.denominator
-        return -(logprobs * mask).sum() / denominator
+        return -(logprobs * mask).sum() / self.normalizer.denominator
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Corrects the gradient where accumulated micro-batches held different numbers of tokens."""

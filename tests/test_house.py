@@ -90,9 +90,7 @@ def test_core_imports_neither_callbacks_nor_datamodules(path):
 
 
 def test_cli_is_where_the_parts_meet():
-    names = imports(ROOT / "gtpo_lightning" / "cli.py")
-    assert reaches(names, "gtpo_lightning.callbacks")
-    assert reaches(names, "gtpo_lightning.datamodules")
+    assert reaches(imports(ROOT / "gtpo_lightning" / "cli.py"), "gtpo_lightning.callbacks")
     importers = [source_id(path) for path in SOURCES if reaches(imports(path), "gtpo_lightning.cli")]
     assert importers == []
 
@@ -148,6 +146,14 @@ def test_public_module_says_what_it_exports(path):
 def test_source_prints_nothing(path):
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     assert [c.lineno for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"] == []
+
+
+def test_no_file_is_what_a_run_left_behind():
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    paths = [ROOT / name for name in names.split("\0") if name]
+    assert len(paths) > 40
+    assert [source_id(p) for p in paths if p.suffix in {".ckpt", ".pt", ".bin", ".safetensors", ".whl"}] == []
+    assert [source_id(p) for p in paths if p.is_file() and p.stat().st_size > 300_000] == []
 
 
 def test_no_file_names_a_machine_path_or_a_registry():

@@ -99,12 +99,12 @@ def _annotations(value: Value) -> int:
 
 
 def _as_text(answer: object) -> str:
-    """Text of an answer; an int of any size, a float by its shortest decimal form."""
+    """Text of an answer; an int of any size, a float by its shortest decimal form; None and NaN are blank."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, int) and not isinstance(answer, bool):
         return format(Decimal(answer), "f")
-    return "" if answer is None else str(answer)
+    return "" if answer is None or answer != answer else str(answer)
 
 
 def is_equivalent(prediction: str | float | None, gold: str | float | None) -> bool:

@@ -38,12 +38,12 @@ class Boxes(NamedTuple):
     r"""The closed `\boxed` and `\fbox` of a text. A box is (where its command, its content and the rest begin).
 
     Args:
-        count: How many there are, nested ones included.
+        number: How many there are, nested ones included.
         first: The one that opens first, as (start, content start, content end, end).
         last: The one that opens last.
     """
 
-    count: int
+    number: int
     first: tuple[int, int, int, int]
     last: tuple[int, int, int, int]
 
@@ -62,7 +62,7 @@ def find_boxes(text: str) -> Boxes | None:
     Example:
         >>> text = r"\boxed{\frac{1}{2}}, then $\fbox 4$ and \boxed{3"
         >>> boxes = find_boxes(text)
-        >>> boxes.count, text[boxes.first[1] : boxes.first[2]], text[boxes.last[1] : boxes.last[2]]
+        >>> boxes.number, text[boxes.first[1] : boxes.first[2]], text[boxes.last[1] : boxes.last[2]]
         (2, '\\frac{1}{2}', '4')
     """
     count, first, last = 0, (len(text), 0, 0, 0), (-1, 0, 0, 0)
@@ -106,7 +106,7 @@ def _from_answer_tag(text: str) -> str | None:
     if content is None:
         return None
     boxes = find_boxes(content)
-    return content[boxes.last[1] : boxes.last[2]] if boxes and boxes.count == 1 else content
+    return content[boxes.last[1] : boxes.last[2]] if boxes and boxes.number == 1 else content
 
 
 def _from_box(text: str) -> str | None:

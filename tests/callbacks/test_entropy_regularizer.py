@@ -106,12 +106,12 @@ def test_differentiable_adds_to_a_term_that_is_there():
 
 
 @pytest.mark.parametrize("sizes", [[6], [1, 5], [3, 3], [1, 1, 1, 1, 1, 1]])
-def test_differentiable_terms_of_micro_batches_add_up_by_num_completions(sizes):
+def test_differentiable_terms_of_micro_batches_add_up_by_the_denominator(sizes):
     entropies, lengths = [0.1, 0.7, 0.4, 0.9, 0.2, 1.1], [3, 1, 0, 2, 5, 4]
     total, start = 0.0, 0
     for size in sizes:
         part = slice(start, start + size)
-        rollout = rollout_of(entropies[part], lengths[part], num_completions=5.0)
+        rollout = rollout_of(entropies[part], lengths[part], denominator=5.0)
         rollout.entropies.requires_grad_()
         losses = {}
         EntropyRegularizer(0.5, differentiable=True).on_after_loss(fake_trainer(), FakeModule(), rollout, losses)
@@ -122,7 +122,7 @@ def test_differentiable_terms_of_micro_batches_add_up_by_num_completions(sizes):
 
 @pytest.mark.parametrize("denominator", [None, 0.0, 4.0])
 def test_a_06_differentiable_without_completions_is_zero_and_attached(denominator):
-    rollout = rollout_of([0.5, 0.5], [0, 0], num_completions=denominator)
+    rollout = rollout_of([0.5, 0.5], [0, 0], denominator=denominator)
     rollout.entropies.requires_grad_()
     losses = {}
     EntropyRegularizer(differentiable=True).on_after_loss(fake_trainer(), FakeModule(), rollout, losses)

@@ -1,0 +1,48 @@
+"""Checks on the real benchmark files, defined only where their folder lies next to the checkout."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+from gtpo_lightning.rewards import extract_answer, is_correct, is_equivalent
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def rows(name):
+    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+
+
+if DATA.is_dir():
+
+    def test_every_gsm8k_gold_equals_itself_only():  # H-26
+        for row in rows("gsm8k_train.jsonl") + rows("gsm8k_test.jsonl"):
+            gold = extract_answer(row["answer"], style="gsm8k")
+            number = Fraction(row["answer"].rpartition("####")[2].replace(",", ""))
+            assert gold is not None
+            assert is_equivalent(gold, gold)
+            assert is_equivalent(f"${float(number):.2f}", gold)
+            assert is_correct(row["answer"], gold, style="auto")
+            assert not is_equivalent(str(number + 1), gold)
+            assert not is_equivalent(str(10 * number + 1), gold)
+
+    def test_every_math500_solution_earns_its_gold():  # H-26, G-15
+        for row in rows("math500.jsonl"):
+            answer = extract_answer(row["solution"], style="boxed")
+            assert is_equivalent(answer, row["answer"]), (answer, row["answer"])
+            assert is_correct(row["solution"], row["answer"])
+            assert is_equivalent(rf"<answer>\boxed{{{answer}}}</answer>"[8:-9], row["answer"])
+
+    def test_math500_golds_differ_from_each_other():
+        golds = sorted({row["answer"] for row in rows("math500.jsonl")})
+        # Units, degree signs and spellings aside, which were looked through by eye, no two golds are equal.
+        same = [(a, b) for i, a in enumerate(golds) for b in golds[:i] if is_equivalent(a, b)]
+        assert len(same) == 11
+
+    def test_competition_golds():  # H-13
+        for name, key in (("aime24.jsonl", "answer"), ("aime25.jsonl", "answer"), ("amc23.jsonl", "answer")):
+            for row in rows(name):
+                number = int(row[key])
+                for spelled in (f"{number:03d}", str(number), f"{number}.0", rf"\boxed{{{number}}}", f"${number}$"):
+                    assert is_equivalent(spelled, row[key])
+                assert not is_equivalent(str(number + 1), row[key])
