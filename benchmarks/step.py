@@ -79,9 +79,9 @@ def question(index: int) -> str:
     return " ".join(f"w{2 + (index * 977 + position * 31) % (VOCABULARY - 2)}" for position in range(PROMPT_TOKENS))
 
 
-def text_reward(text: str) -> float:
-    """A reward in [0, 1) that costs nothing and does not depend on the length: the checksum of the text."""
-    return zlib.crc32(text.encode()) % 1000 / 1000
+def checksum(completions: list[str], **_: Any) -> list[float]:
+    """The reward of both sides: costs nothing, differs within a group, and does not depend on the length."""
+    return [zlib.crc32(text.encode()) % 1000 / 1000 for text in completions]
 
 
 # ------------------------------------------------------------------------------------------------------------- worker
@@ -155,7 +155,7 @@ def work_ours(folder: str, pacer: Pacer, args: argparse.Namespace) -> None:
         group_size=GROUP,
         max_completion_length=COMPLETION_TOKENS,
         temperature=1.0,
-        rewards=ours_reward,
+        rewards=checksum,
         optimizer=optimizer,
         system_prompt="",
         prompt_template="{question}",  # the question alone: the 32 tokens that the other side gets
@@ -177,11 +177,6 @@ def work_ours(folder: str, pacer: Pacer, args: argparse.Namespace) -> None:
     trainer.fit(module, torch.utils.data.DataLoader(problems, batch_size=PROMPTS, collate_fn=list))  # type: ignore[arg-type]
 
 
-def ours_reward(text: str, *_: Any, **__: Any) -> float:
-    """`text_reward` in the shape that this package calls."""
-    return text_reward(text)
-
-
 def work_trl(folder: str, pacer: Pacer, args: argparse.Namespace) -> None:
     """The peer: TRL's `GRPOTrainer` without a reference model, and with the settings that make it fastest."""
     import torch
@@ -195,9 +190,6 @@ def work_trl(folder: str, pacer: Pacer, args: argparse.Namespace) -> None:
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             pacer.end()
-
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [text_reward(text) for text in completions]
 
     class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -233,7 +225,7 @@ def work_trl(folder: str, pacer: Pacer, args: argparse.Namespace) -> None:
     )
     TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-        reward_funcs=reward,
+        reward_funcs=checksum,
         args=config,
         train_dataset=Dataset.from_list([{"prompt": question(i)} for i in range(PROMPTS * (args.steps + 2))]),
         processing_class=AutoTokenizer.from_pretrained(folder),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -22,9 +22,9 @@ _FULL_FORMAT = 10.0
 class Evaluator(pl.Callback):
     """Samples answers to held-out problems with its own settings and logs how many are right.
 
-    Logged under `val/{dataset}/` (and `test/{dataset}/`): `avg@{n}`, the mean over problems of the share of right answers
-    among n samples; `format`, the share of completions in full format; `length`, their mean length in tokens. A problem
-    counts once, whatever a sampler repeats. Correctness is separate from reward.
+    Logged under `val/{dataset}/` (and `test/{dataset}/`): `avg@{n}`, the mean over problems of the share of right
+    answers among n samples; `format`, the share of completions in full format; `length`, their mean length in tokens. A
+    problem counts once, whatever a sampler repeats. Correctness is separate from reward.
 
     Args:
         num_samples: Completions of each problem (n).
@@ -71,12 +71,15 @@ class Evaluator(pl.Callback):
         """Hands the module the sampling settings of evaluation."""
         length = self.max_completion_length or pl_module.max_completion_length
         settings = {name: getattr(self.sampling, name) for name in Sampling.__dataclass_fields__}
-        pl_module.eval_sampling = Sampling(**{**settings, "max_completion_length": length})
+        pl_module.eval_sampling = Sampling(  # type: ignore[assignment]
+            **{**settings, "max_completion_length": length}
+        )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Judges the policy before its first update; a resumed run was judged already."""
         datamodule = getattr(trainer, "datamodule", None)
-        if not self.before_training or trainer.global_step > 0 or datamodule is None or trainer.fast_dev_run:
+        trial = getattr(trainer, "fast_dev_run", False)
+        if not self.before_training or trainer.global_step > 0 or datamodule is None or trial:
             return
         self._seen = {}
         limit = trainer.limit_val_batches
@@ -87,7 +90,7 @@ class Evaluator(pl.Callback):
                 if index >= batches:
                     break
                 with trainer.strategy.precision_plugin.val_step_context():
-                    self._judge(pl_module.validation_step(problems, index))
+                    self._judge(cast(Rollout, pl_module.validation_step(problems, index)))
         scores = self._scores(trainer, "val")
         for logger in trainer.loggers:
             logger.log_metrics(scores, step=0)

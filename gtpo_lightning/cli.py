@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from gtpo_lightning.callbacks import CompletionLog, ConflictMasking, EntropyFilter, EntropyRegularizer, Evaluator
 from gtpo_lightning.policy_module import PolicyModule
 
-__all__ = ["PARTS", "GTPOCLI", "main"]
+__all__ = ["GTPOCLI", "PARTS", "main"]
 
 PARTS: dict[str, type[pl.Callback]] = {
     "conflict_masking": ConflictMasking,
@@ -32,16 +33,14 @@ class GTPOCLI(LightningCLI):
         """Adds one optional argument for each part."""
         for name, part in PARTS.items():
             summary = (part.__doc__ or name).strip().splitlines()[0]
-            parser.add_argument(f"--{name}", type=Optional[part], default=None, help=f"{summary} null: off.")  # noqa: UP045
+            slot: Any = part | None
+            parser.add_argument(f"--{name}", type=slot, default=None, help=f"{summary} null: off.")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses the arguments, and keeps apart what was really given in files and on the command line."""
-        if isinstance(args, dict):
-            self.config = parser.parse_object(args)
-            self._given = parser.parse_object(args, defaults=False)
-        else:
-            self.config = parser.parse_args(args)
-            self._given = parser.parse_args(args, defaults=False)
+        parse: Any = parser.parse_object if isinstance(args, (dict, Namespace)) else parser.parse_args
+        self.config = parse(args)
+        self._given = parse(args, defaults=False)
 
     def _parse_ckpt_path(self) -> None:
         """Takes hyper-parameters from the checkpoint only where neither file nor command line gave them."""

@@ -14,17 +14,18 @@ from gtpo_lightning.rollout import Problem, Prompts
 __all__ = ["PLAIN_TEMPLATE", "SYSTEM_PROMPT", "Codec", "end_ids", "render_target"]
 
 SYSTEM_PROMPT = (
-    "Think the problem through step by step between <reasoning> and </reasoning>. Then give only the final answer between "
-    "<answer> and </answer>. Write nothing after the answer."
+    "Think the problem through step by step between <reasoning> and </reasoning>. Then give only the final answer "
+    "between <answer> and </answer>. Write nothing after the answer."
 )
 PLAIN_TEMPLATE = "{system}\n\nProblem: {question}\n\n"
 
 
 def render_target(problem: Problem) -> str:
-    """The completion that supervised fine-tuning teaches.
+    r"""The completion that supervised fine-tuning teaches.
 
     Args:
-        problem: With `meta["target"]` (the whole text) or `meta["solution"]` (worked steps, put into the answer format).
+        problem: With `meta["target"]` (the whole text) or `meta["solution"]` (worked steps, put into the answer
+            format).
 
     Raises:
         ValueError: The problem has neither.
@@ -76,13 +77,17 @@ class Codec:
         extra_eos: Iterable[object] = (),
     ) -> None:
         if "{question}" not in prompt_template:
-            raise ValueError(f"prompt_template: {prompt_template!r} lacks the question; valid: a text with {{question}}")
+            raise ValueError(
+                f"prompt_template: {prompt_template!r} lacks the question; valid: a text with {{question}}"
+            )
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.prompt_template = prompt_template
         self.eos_ids = end_ids(tokenizer, *extra_eos)
         if not self.eos_ids:
-            raise ValueError("model: neither tokenizer nor generation config names an end-of-sequence token; valid: one")
+            raise ValueError(
+                "model: neither tokenizer nor generation config names an end-of-sequence token; valid: one"
+            )
         pad = tokenizer.pad_token_id
         self.pad_id = self.eos_ids[0] if pad is None else int(pad)
         self._adds_bos = tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
@@ -131,7 +136,7 @@ class Codec:
         return Prompts(ids.to(device), mask.to(device), list(problems))
 
     def completions(self, texts: Sequence[str], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Right-padded ids and mask of given completions, each ended by the tokenizer's end-of-sequence token, (N, T)."""
+        """Right-padded ids and mask of given texts, each ended by the end-of-sequence token, (N, T)."""
         eos = self.tokenizer.eos_token_id
         end = self.eos_ids[0] if eos is None else int(eos)
         rows = [[*self.tokenizer(text, add_special_tokens=False).input_ids, end] for text in texts]
@@ -145,9 +150,8 @@ class Codec:
             real = row[:length]
             if real and real[-1] in self.eos_ids:
                 real = real[:-1]
-            texts.append(
-                self.tokenizer.decode(real, skip_special_tokens=False, clean_up_tokenization_spaces=False) if real else ""
-            )
+            text = self.tokenizer.decode(real, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            texts.append(str(text) if real else "")
         return texts
 
 

@@ -33,7 +33,7 @@ def of_this_rank(values: list[Any]) -> Any:
         return values[rank]
     if any(values):
         raise ValueError(
-            f"ckpt_path: the checkpoint holds rollouts in use of {len(values)} processes, this run has {ranks}; valid: the "
-            "same number, or a checkpoint taken when every rollout had its updates_per_rollout updates"
+            f"ckpt_path: the checkpoint holds rollouts in use of {len(values)} processes, this run has {ranks}; valid: "
+            "the same number, or a checkpoint taken when every rollout had its updates_per_rollout updates"
         )
     return []

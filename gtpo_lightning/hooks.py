@@ -71,7 +71,8 @@ def call_rl_hooks(trainer: pl.Trainer, name: str, *args: Any) -> None:
         raise ValueError(f"name: {name!r} is no hook of RLCallback; valid: {', '.join(_HOOKS)}")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, RLCallback):
-            with trainer.profiler.profile(f"[RLCallback]{type(callback).__name__}.{name}"):  # type: ignore[attr-defined]
+            label = f"[RLCallback]{type(callback).__name__}.{name}"
+            with trainer.profiler.profile(label):  # type: ignore[attr-defined]
                 getattr(callback, name)(trainer, trainer.lightning_module, *args)
 
 
@@ -102,7 +103,9 @@ def log_means(
     pairs = pairs.to(device if isinstance(device, torch.device) and device.type != "mps" else "cpu")
     reduced = trainer.strategy.reduce(pairs.clone(), reduce_op="sum")
     totals = reduced.tolist() if isinstance(reduced, Tensor) else pairs.tolist()
-    means = {name: total / count if count else float("nan") for name, (total, count) in zip(values, totals, strict=True)}
+    means = {
+        name: total / count if count else float("nan") for name, (total, count) in zip(values, totals, strict=True)
+    }
     for name, (_, count) in zip(values, totals, strict=True):
         if count:
             pl_module.log(name, means[name], batch_size=1, **kwargs)

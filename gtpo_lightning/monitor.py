@@ -23,16 +23,17 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 20  # steps in a row before a condition that may pass by itself is worth a warning
 
 _EQUAL = (
-    "every group of this step has equal rewards, so no completion has an advantage and only the other terms of the loss act; "
-    "if this goes on, sample more completions (group_size), raise the temperature or take problems of another difficulty"
+    "every group of this step has equal rewards, so no completion has an advantage and only the other terms of the "
+    "loss act; if this goes on, sample more completions (group_size), raise the temperature or take "
+    "problems of another difficulty"
 )
 _MOSTLY_EQUAL = (
-    "at least 70 % of the groups had equal rewards in each of the last 20 steps and gave no signal; a larger group_size or "
-    "problems of another difficulty give more"
+    "at least 70 % of the groups had equal rewards in each of the last 20 steps and gave no signal; a larger "
+    "group_size or problems of another difficulty give more"
 )
 _CLIPPED = (
-    "nearly all completions were cut by max_completion_length in each of the last 20 steps; an answer may not fit, raise "
-    "max_completion_length"
+    "nearly all completions were cut by max_completion_length in each of the last 20 steps; an answer may not fit, "
+    "raise max_completion_length"
 )
 
 
@@ -145,5 +146,5 @@ def _group_statistics(rollout: Rollout) -> tuple[Tensor, Tensor]:
     mean = zeros.index_add(0, groups, rewards.nan_to_num()) / count.clamp(min=1)
     square = torch.where(known, rewards - mean[groups], 0.0) ** 2
     std = (zeros.index_add(0, groups, square) / (count - 1).clamp(min=1)).sqrt()
-    signal = zeros.index_add(0, groups, (rollout.advantages != 0).double()) > 0
+    signal = zeros.index_add(0, groups, rollout.advantages.ne(0).double()) > 0
     return std[count > 0], ~signal[count > 0]

@@ -1,8 +1,8 @@
 """One optimizer step, one denominator: micro-batches and ranks add up to the gradient of the whole step.
 
-A trainer averages the losses of K accumulated micro-batches and of W ranks. That is the mean over the step's completions
-only if every micro-batch of every rank holds equally many. Here each rank divides by the step's count over all ranks, per
-rank, and what later micro-batches of the window hold is corrected on the gradient, before it is clipped.
+A trainer averages the losses of K accumulated micro-batches and of W ranks. That is the mean over the step's
+completions only if every micro-batch of every rank holds equally many. Here each rank divides by the step's count over
+all ranks, per rank, and what later micro-batches of the window hold is corrected on the gradient, before it is clipped.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Normalizer:
         rollout.denominator = self.denominator
 
     def finish(self, parameters: Iterable[Tensor], accumulate: int) -> None:
-        """Rescales the accumulated gradients from the first micro-batch's count to the window's, and forgets the window.
+        """Rescales the accumulated gradients from the first micro-batch's count to the window's.
 
-        The trainer divided each loss by `accumulate`, also in a short last window; the factor is exactly 1, and nothing is
-        touched, where the window was full and its micro-batches equal.
+        The trainer divided each loss by `accumulate`, also in a short last window; the factor is exactly 1, and nothing
+        is touched, where the window was full and its micro-batches equal.
         """
         total = sum(self._counts)
         factor = accumulate * self.denominator / total if total > 0 else 1.0

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,9 @@ from transformers.cache_utils import Cache
 
 from gtpo_lightning.engines.cache import KeyValues, export_cache, prefix_cache
 from gtpo_lightning.functional import logprobs_and_entropies
+from gtpo_lightning.lm_head import Head
 
-__all__ = ["Head", "Policy", "eval_mode", "position_ids"]
+__all__ = ["Policy", "eval_mode", "position_ids"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,39 +52,6 @@ def position_ids(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
-@dataclass
-class Head:
-    """The map from hidden states to logits: softcap · tanh(scale · (hidden · weightᵀ + bias) / softcap).
-
-    Args:
-        weight: (V, D).
-        bias: (V,) or None.
-        scale: Factor of the logits (Cohere, Granite); 1 elsewhere.
-        softcap: Bound of the logits (Gemma 2); None elsewhere.
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of a few positions, accumulated in fp32 or better: (..., D) to (..., V)."""
-        dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        with torch.autocast(hidden.device.type, enabled=False):
-            bias = None if self.bias is None else self.bias.to(dtype)
-            logits = nn.functional.linear(hidden.to(dtype), self.weight.to(dtype), bias)
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
-
-    def upcast(self) -> Head:
-        """The same head with its weights in fp32 or better, so that a loop converts them once."""
-        dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return Head(self.weight.to(dtype), bias, self.scale, self.softcap)
-
-
 class Policy(nn.Module):
     """A causal language model that samples and is scored.
 
@@ -91,8 +59,8 @@ class Policy(nn.Module):
         model: Any `AutoModelForCausalLM` whose attention keeps keys and values.
 
     Raises:
-        ValueError: The model's cache is not made of keys and values (a recurrent state), or its head is not a linear map
-            with an optional scale and soft cap.
+        ValueError: The model's cache is not made of keys and values (a recurrent state), or its head is not a linear
+            map with an optional scale and soft cap.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -138,8 +106,8 @@ class Policy(nn.Module):
         strange = sorted({type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"})
         if strange:
             raise ValueError(
-                f"model: {type(self.causal_lm).__name__} keeps {', '.join(strange)} beside keys and values; valid: models "
-                "whose every layer is attention, since a recurrent state cannot be shared by a group"
+                f"model: {type(self.causal_lm).__name__} keeps {', '.join(strange)} beside keys and values; valid: "
+                "models whose every layer is attention, since a recurrent state cannot be shared by a group"
             )
 
     @torch.no_grad()
@@ -156,9 +124,9 @@ class Policy(nn.Module):
         tolerance = _HEAD_TOLERANCE if weight.dtype == torch.float32 else 0.05
         if not torch.allclose(got / scale, expected / scale, atol=tolerance, rtol=0):
             raise ValueError(
-                f"model: the head of {type(self.causal_lm).__name__} is not a linear map of the last hidden state (logits "
-                f"differ by {(got - expected).abs().max():.3g}); valid: a linear head with an optional bias, logit scale "
-                "and soft cap"
+                f"model: the head of {type(self.causal_lm).__name__} is not a linear map of the last hidden state "
+                f"(logits differ by {(got - expected).abs().max():.3g}); valid: a linear head with an optional bias, "
+                "logit scale and soft cap"
             )
 
     def hidden(
@@ -235,7 +203,7 @@ class Policy(nn.Module):
         pad = (0, total - length)
         return nn.functional.pad(logprobs, pad), nn.functional.pad(entropies, pad)
 
-    def _reader(  # noqa: ANN202
+    def _reader(
         self,
         prompt_ids: Tensor,
         prompt_mask: Tensor,
@@ -243,12 +211,12 @@ class Policy(nn.Module):
         micro_batch_size: int | None,
         entropy_grad: bool,
         share_prompt: bool,
-    ):
+    ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The function that scores one chunk of rows, with the prompts already read where they are shared."""
         settings = {"temperature": temperature, "entropy_grad": entropy_grad}
         checkpointed = micro_batch_size is not None and torch.is_grad_enabled()
 
-        def run(function, *args):  # noqa: ANN001, ANN002, ANN202
+        def run(function: Callable[..., Any], *args: Tensor) -> Any:
             return checkpoint(function, *args, use_reentrant=False) if checkpointed else function(*args)
 
         if not share_prompt:

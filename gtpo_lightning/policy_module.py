@@ -42,7 +42,8 @@ class PolicyModule(pl.LightningModule):
         weights: A checkpoint of this package whose policy is the start, such as that of a supervised warm start. A
             resumed run (`ckpt_path`) takes its weights from there instead.
         dtype: How weights are kept: `float32`, `bfloat16` or `float16`. Mixed precision is the trainer's `precision`.
-        attention: Attention kernel of transformers, such as `sdpa`, `eager` or `flash_attention_2`; null takes its default.
+        attention: Attention kernel of transformers, such as `sdpa`, `eager` or `flash_attention_2`; null takes its
+            default.
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
         max_completion_length: Tokens of a completion at most (T).
@@ -93,13 +94,13 @@ class PolicyModule(pl.LightningModule):
         self.build_optimizer = optimizer
         self.build_lr_scheduler = lr_scheduler
         self.codec = _codec(model, system_prompt, prompt_template)
-        self.policy: Policy | None = None  # type: ignore[assignment]
+        self.policy: Policy = None  # type: ignore[assignment]
         self._engine: Engine | None = None
         if dtype != "float32":
             logger.warning(
-                "dtype: %s keeps the only copy of the weights in half precision, in which updates of a small learning rate "
-                "round away (at 1e-6 a bfloat16 weight of 1.0 never moves); dtype float32 with trainer.precision bf16-mixed "
-                "keeps fp32 masters",
+                "dtype: %s keeps the only copy of the weights in half precision, in which updates of a small learning "
+                "rate round away (at 1e-6 a bfloat16 weight of 1.0 never moves); dtype float32 with trainer.precision "
+                "bf16-mixed keeps fp32 masters",
                 dtype,
             )
 
@@ -112,8 +113,8 @@ class PolicyModule(pl.LightningModule):
         self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
         if self.weights is not None:
             _load_policy(self.policy, self.weights)
-        # A model's buffers are constants (rotary frequencies). Broadcasting them at every forward, as DDP does by default,
-        # would make ranks wait for each other in validation, where their numbers of batches differ.
+        # A model's buffers are constants (rotary frequencies). Broadcasting them at every forward, as DDP does by
+        # default, would make ranks wait for each other in validation, where their numbers of batches differ.
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -153,17 +154,21 @@ class PolicyModule(pl.LightningModule):
         return _as_rollout(prompts, out, self.codec.decode(out.ids, out.lengths))
 
     def _shows_progress(self) -> bool:
-        trainer = self._trainer
-        bar = None if trainer is None else trainer.progress_bar_callback
-        return bar is not None and bar.is_enabled and trainer.is_global_zero
+        if self._trainer is None or not self._trainer.is_global_zero:
+            return False
+        return bool(getattr(self._trainer.progress_bar_callback, "is_enabled", False))
 
     # evaluation
 
-    def validation_step(self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0) -> Rollout:
+    def validation_step(  # type: ignore[override]
+        self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0
+    ) -> Rollout:
         """Samples with the evaluation settings and returns the rollout; callbacks judge it."""
         return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, "val")
 
-    def test_step(self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0) -> Rollout:
+    def test_step(  # type: ignore[override]
+        self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0
+    ) -> Rollout:
         """As `validation_step`."""
         return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, "test")
 

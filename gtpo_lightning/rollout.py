@@ -95,18 +95,18 @@ class Rollout:
     completion_ids: Tensor
     completion_mask: Tensor
     # sampling
-    truncated: Tensor | None = None
-    lengths: Tensor | None = None
+    truncated: Tensor = None  # type: ignore[assignment]
+    lengths: Tensor = None  # type: ignore[assignment]
     texts: list[str] = field(default_factory=list)
     sampled_logprobs: Tensor | None = None
     sampled_entropies: Tensor | None = None
     # scoring
-    rewards: Tensor | None = None
+    rewards: Tensor = None  # type: ignore[assignment]
     reward_parts: dict[str, Tensor] = field(default_factory=dict)
-    advantages: Tensor | None = None
+    advantages: Tensor = None  # type: ignore[assignment]
     # policy
-    logprobs: Tensor | None = None
-    entropies: Tensor | None = None
+    logprobs: Tensor = None  # type: ignore[assignment]
+    entropies: Tensor = None  # type: ignore[assignment]
     old_logprobs: Tensor | None = None
     # slots
     token_weights: Tensor = None  # type: ignore[assignment]
@@ -161,14 +161,14 @@ class Rollout:
         return self.completion_mask.bool().any(dim=1)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of a value of each completion, averaged as the loss is, so that a term of it splits as the loss does.
+        """The mean of a value of each completion, averaged as the loss is.
 
         Args:
             values: (N,), with or without gradient; rows with an empty mask never matter.
 
         Returns:
-            A scalar: Σ_i x_i / N for `sequence` and `constant`, Σ_i |o_i| x_i / tokens for `token`; 0 and attached where
-            no row counts.
+            A scalar: Σ_i x_i / N for `sequence` and `constant`, Σ_i |o_i| x_i / tokens for `token`; 0 and attached
+            where no row counts.
         """
         if self.aggregation != "token":
             return row_mean(values, self.scored(), denominator=self.denominator)

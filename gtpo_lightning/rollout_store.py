@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
 
 __all__ = ["RolloutStore"]

@@ -42,8 +42,8 @@ class WarmupCosine(LambdaLR):
     def _checked(self, total_steps: float) -> int:
         if not math.isfinite(total_steps) or total_steps < 1:
             raise ValueError(
-                f"total_steps: {total_steps!r} is not valid; valid: an integer of at least 1. A run without max_steps or "
-                "max_epochs has no end that a cosine could reach: give total_steps"
+                f"total_steps: {total_steps!r} is not valid; valid: an integer of at least 1. A run without max_steps "
+                "or max_epochs has no end that a cosine could reach: give total_steps"
             )
         return int(total_steps)
 

@@ -16,6 +16,9 @@ KeyValues = list[tuple[Tensor, Tensor]]
 class PrefixLayer(DynamicLayer):
     """A layer that already holds keys and values; new ones are concatenated, so gradients reach the prefix."""
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
         self.keys, self.values = keys, values
@@ -61,7 +64,8 @@ class GrowingLayer(PrefixLayer):
 
 def export_cache(cache: Cache) -> KeyValues:
     """The keys and values that a forward left in a cache."""
-    return [(layer.keys, layer.values) for layer in cache.layers]
+    layers: Any = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 def prefix_cache(layers: KeyValues) -> Cache:
@@ -71,7 +75,7 @@ def prefix_cache(layers: KeyValues) -> Cache:
 
 def growing_cache(layers: KeyValues, repeats: int, room: int) -> Cache:
     """A cache for decoding in which each prompt stands `repeats` times, with room for `room` more tokens."""
-    repeated = [(keys.repeat_interleave(repeats, dim=0), values.repeat_interleave(repeats, dim=0)) for keys, values in layers]
+    repeated = [
+        (keys.repeat_interleave(repeats, dim=0), values.repeat_interleave(repeats, dim=0)) for keys, values in layers
+    ]
     return Cache(layers=[GrowingLayer(keys, values, room) for keys, values in repeated])
-
-

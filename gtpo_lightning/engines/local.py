@@ -24,8 +24,8 @@ _CHECK_EVERY = 8  # steps between looks at finished rows on an accelerator, wher
 class LocalEngine:
     """Samples with the policy's own weights, in evaluation mode, with a key-value cache.
 
-    Each prompt is read once and its cache repeated for its completions; finished rows leave the batch; a token is drawn by
-    inverting the cumulative distribution with one uniform number a row and step, keyed by what the row is, so that a
+    Each prompt is read once and its cache repeated for its completions; finished rows leave the batch; a token is drawn
+    by inverting the cumulative distribution with one uniform number a row and step, keyed by what the row is, so that a
     rollout depends neither on the batch it is sampled in nor on the number of processes.
 
     Args:

@@ -1,4 +1,4 @@
-"""How tokens are drawn: settings, uniforms keyed by what they are for, and the inverse of the cumulative distribution."""
+"""How tokens are drawn: settings, keyed uniforms, and the inverse of the cumulative distribution."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Sampling:
             )
         if self.restricted and not self.greedy:
             warnings.warn(
-                "top_k, top_p and min_p cut the distribution that is sampled; log-probs and entropies stay those of the "
-                "uncut one, so training on such rollouts is off-policy. Only the temperature keeps both the same.",
+                "top_k, top_p and min_p cut the distribution that is sampled; log-probs and entropies stay those of "
+                "the uncut one, so training on such rollouts is off-policy. Only the temperature keeps both the same.",
                 stacklevel=3,
             )
 

@@ -180,7 +180,7 @@ def _forward(tiles: _Tiles, targets: Tensor) -> _Sums:
             moment[chunk] = (moment[chunk] + total[chunk] * shift) * decay + torch.linalg.vecdot(powers, logits)
             total[chunk] = total[chunk] * decay + powers.sum(dim=1)
             top[chunk] = highest
-    return _Sums(target, top, total, (total.log() - moment / total).clamp_(min=0.0))
+    return _Sums(target, top, total, total.log() - moment / total)
 
 
 def _backward(

@@ -7,13 +7,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gtpo_lightning.rewards.functions import REWARDS
-from gtpo_lightning.rollout import Problem
+
+if TYPE_CHECKING:
+    from gtpo_lightning.rollout import Problem
 
 __all__ = ["PAPER_REWARDS", "RewardFunctions"]
 
@@ -46,6 +48,7 @@ class RewardFunctions:
             no finite number, nothing at all, or two functions of one name.
 
     Example:
+        >>> from gtpo_lightning.rollout import Problem
         >>> rewards = RewardFunctions({"format": 1.0, "correct_answer": 0.5})
         >>> texts = ["<reasoning>2+3</reasoning><answer>5</answer>", "<answer>6</answer>"]
         >>> total, parts = rewards(texts, [Problem("a", "2+3?", "5")] * 2)

@@ -243,7 +243,8 @@ class _Reader:
         if self.take("\\sqrt"):
             degree = _rational(self.group("[", "]")) if self.text.startswith("[", self.at) else Fraction(2)
             return _root(self.argument(), degree)
-        return self.number() or self.symbol()
+        number = self.number()
+        return self.symbol() if number is None else number
 
     def number(self) -> Polynomial | None:
         start = self.at
@@ -254,7 +255,7 @@ class _Reader:
             return None
         if digits.count(".") > 1 or digits == ".":
             raise _UnknownError
-        return _constant(Fraction("0" + digits + "0" if "." in digits else digits)) or {}
+        return _constant(Fraction("0" + digits + "0" if "." in digits else digits))
 
     def symbol(self) -> Polynomial:
         name = self.text[self.at : self.at + 1]

@@ -77,8 +77,9 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_one_object_a_completion_with_unknowns_as_null(tmp_path):
-    rollout = rollout_of([[0.5, 1.5], [0.25], 0.0], [2, 1, 0], [1.0, -1.0, 0.0], group_ids=[1, 0, 7])
+@pytest.mark.parametrize("unknown", [-1, 2, 7])
+def test_one_object_a_completion_with_unknowns_as_null(tmp_path, unknown):
+    rollout = rollout_of([[0.5, 1.5], [0.25], 0.0], [2, 1, 0], [1.0, -1.0, 0.0], group_ids=[1, 0, unknown])
     rollout.prompts = Prompts(torch.zeros(2, 1), torch.ones(2, 1), [Problem("a", "A?", "1"), Problem("b", "B?", "2")])
     rollout.texts = ["first", "second\nline", "third"]
     rollout.truncated = torch.tensor([False, False, True])

@@ -49,14 +49,18 @@ def test_row_mean_counts_zero_weights_and_leaves_invalid_rows_out_of_value_and_g
 
 
 def test_lowest_rows_of_every_share_equal_a_sort():
-    values = [0.5, 0.1, NAN, 0.5, 0.1, 0.9, 0.0]
+    values = [0.5, 0.1, -1.0, 0.5, 0.1, 0.9, 0.0]
     valid = [True, True, False, True, True, True, True]
     ranked = sorted((v, i) for i, (v, ok) in enumerate(zip(values, valid, strict=True)) if ok)
     for wanted in range(8):
-        for share in (wanted / 7 + 1e-6, (wanted + 0.9) / 7):
-            if share <= 1:
-                marked = lowest_rows(torch.tensor(values), torch.tensor(valid), share)
-                assert marked.nonzero().flatten().tolist() == sorted(i for _, i in ranked[:wanted])
+        for share in (min(wanted / 7 + 1e-6, 1.0), min((wanted + 0.9) / 7, 1.0)):
+            marked = lowest_rows(torch.tensor(values), torch.tensor(valid), share)
+            assert marked.nonzero().flatten().tolist() == sorted(i for _, i in ranked[:wanted])
+
+
+@pytest.mark.parametrize(("share", "rows", "expected"), [(0.29, 100, 29), (0.57, 100, 57), (0.1, 30, 3), (0.7, 10, 7)])
+def test_lowest_rows_reads_the_share_as_the_decimal_it_is_written_as(share, rows, expected):
+    assert int(lowest_rows(torch.rand(rows), torch.ones(rows, dtype=torch.bool), share).sum()) == expected
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, NAN])

@@ -139,9 +139,7 @@ def test_sampling_leaves_training_mode_as_it_was_and_uses_no_dropout():
 
 def test_a_completion_that_cannot_fit_is_refused_with_the_numbers():
     with pytest.raises(ValueError, match=r"max_completion_length: 60 .* 6 tokens exceed the model's 64"):
-        LocalEngine(Policy(gpt2()), [2], 0).generate(
-            PROMPTS, Sampling(max_completion_length=60), keys(PROMPTS, 1)
-        )
+        LocalEngine(Policy(gpt2()), [2], 0).generate(PROMPTS, Sampling(max_completion_length=60), keys(PROMPTS, 1))
 
 
 def test_no_prompt_gives_no_row():
@@ -172,7 +170,9 @@ def test_inverse_cdf_equals_the_plain_search(size):
     uniforms = torch.rand(500, generator=generator, dtype=torch.float64)
     got = draw_inverse_cdf(probs, uniforms)
     cdf = probs.double().numpy().cumsum(axis=1)
-    expected = [int(np.searchsorted(row, u * row[-1], side="right")) for row, u in zip(cdf, uniforms.numpy(), strict=True)]
+    expected = [
+        int(np.searchsorted(row, u * row[-1], side="right")) for row, u in zip(cdf, uniforms.numpy(), strict=True)
+    ]
     assert got.tolist() == expected
     assert (probs.gather(1, got[:, None]) > 0).all()
 
@@ -195,7 +195,9 @@ def test_unlikely_tokens_keep_their_share():
     # One in a hundred million: lost when sums are taken in fp32 one entry at a time.
     probs = torch.full((1, 50_000), 1e-8)
     probs[0, 0] = 1 - 5e-4
-    assert draw_inverse_cdf(probs, torch.tensor([1 - 2.5e-4], dtype=torch.float64)).item() == pytest.approx(25_000, abs=50)
+    assert draw_inverse_cdf(probs, torch.tensor([1 - 2.5e-4], dtype=torch.float64)).item() == pytest.approx(
+        25_000, abs=50
+    )
 
 
 def test_b_01_logprob_and_entropy_are_those_of_the_tempered_distribution():

@@ -28,7 +28,9 @@ def test_values_against_the_formula():
     assert rates(25, warmup=0, total_steps=20)[20:] == [0.0] * 5
 
 
-@pytest.mark.parametrize(("name", "value"), [("warmup", -1), ("final", 2), ("total_steps", 0), ("total_steps", math.inf)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("warmup", -1), ("final", 2), ("total_steps", 0), ("total_steps", math.inf)]
+)
 def test_values_outside_their_range_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=f"{name}: {value}"):
         rates(1, **{name: value})

@@ -66,7 +66,7 @@ def mark(completions, advantages, groups=None, scope="edges"):
 def test_equals_the_double_loop(seed, scope):
     rng = random.Random(seed)
     rows, length = rng.randrange(1, 13), rng.randrange(1, 9)
-    vocabulary = rng.choice([[1, 2], [0, 1, 2], [-5, 2**31, 7, 2**31 - 1], [-(2**62), 2**62]])
+    vocabulary = rng.choice([[1, 2], [-1, 0, 2], [-5, 2**31, 7, 2**31 - 1], [-(2**62), 2**62]])
     names = rng.choice([[0], [4, -9], [2**40, 0, 17]])
     completions = [[rng.choice(vocabulary) for _ in range(rng.randrange(length + 1))] for _ in range(rows)]
     groups = [rng.choice(names) for _ in range(rows)]

@@ -335,8 +335,9 @@ def test_clip_counts(epsilon):
             expected["high"] += ratio > 1 + high and weights[i, t].item() > 0
     assert expected["low"] > 0
     assert expected["high"] > 0
-    counts = clip_counts(logprobs.masked_fill(~mask, NAN), old, weights, mask, epsilon)
-    assert {name: count.item() for name, count in counts.items()} == expected
+    for junk in (NAN, INF, -INF):
+        counts = clip_counts(logprobs.masked_fill(~mask, junk), old, weights, mask, epsilon)
+        assert {name: count.item() for name, count in counts.items()} == expected
 
 
 def test_b09_no_clipping_with_the_policy_that_sampled():

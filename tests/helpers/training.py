@@ -83,8 +83,6 @@ def flat(module):
     return torch.cat([p.detach().reshape(-1) for p in module.policy.parameters()])
 
 
-
-
 def gradient(folder, callbacks=(), data=None, module=None, **trainer):
     """The gradient of the first optimizer step: with SGD at learning rate 1, what the weights lost."""
     module = module or make_module()

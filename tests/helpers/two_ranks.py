@@ -24,7 +24,7 @@ def run_on_two_ranks(function, folder):
 def _work(rank, function, folder):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=180)
     )
     try:
         torch.save(function(rank), Path(folder) / f"rank{rank}.pt")

@@ -228,6 +228,10 @@ DIFFERENT = [
 ]
 
 
+PIECES = r"\frac \sqrt \text \left \right \boxed { } ( ) [ ] \{ \} 1 2 , ; . / ^ _ - + = $ \pm \cup % x a or"
+PIECES = [*PIECES.split(), " "]
+
+
 @pytest.mark.parametrize(("left", "right"), EQUAL)
 def test_equal(left, right):
     assert is_equivalent(left, right)
@@ -262,12 +266,15 @@ def test_a_missing_answer_is_never_right(missing, gold):  # H-27b
         ("0.0000001", 1e-7, True),
         ("-1", -1.0, True),
         ("34", 33, False),
-        ("9" * 5000, int("9" * 4000) * 10**1000 + int("9" * 1000), True),
-        ("9" * 5000, 10**5000, False),
     ],
 )
 def test_gold_that_is_a_number(prediction, gold, expected):
     assert is_equivalent(prediction, gold) is expected
+
+
+def test_gold_that_is_a_huge_int():
+    assert is_equivalent("9" * 5000, 10**5000 - 1)
+    assert not is_equivalent("9" * 5000, 10**5000 - 2)
 
 
 @pytest.mark.parametrize("digits", [50, 4299, 4301, 9000, 50_000])
@@ -353,11 +360,7 @@ def test_what_the_algebra_does_not_know_equals_nothing(text):
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(
-            r"\frac \sqrt \text \left \right \boxed { } ( ) [ ] \{ \} 1 2 , ; . / ^ _ - + = $ \pm \cup % x a , or".split(
-                " "
-            )
-        ),
+        st.sampled_from(PIECES),
         max_size=25,
     ).map("".join)
     | st.text(max_size=40),

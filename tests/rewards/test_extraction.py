@@ -125,23 +125,11 @@ def test_unknown_style_names_the_choices():
         extract_answer("5", style="box")
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "<answer>",
-        "</answer>",
-        "<answer></answer>",
-        r"\boxed{",
-        r"\boxed",
-        r"\boxed{}",
-        r"\boxed ",
-        "{",
-        "}",
-        "\\",
-        "####",
-    ]
-    + ["1", "1,", "1,111,", "-", "$", " ", "#### $", "{,}", r"\,111", "1/", "1."],
-)
+HOSTILE = ["<answer>", "</answer>", "<answer></answer>", r"\boxed{", r"\boxed", r"\boxed{}", r"\boxed ", "{", "}", "\\"]
+HOSTILE += ["####", "1", "1,", "1,111,", "-", "$", " ", "#### $", "{,}", r"\,111", "1/", "1."]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
 @pytest.mark.parametrize("style", ANSWER_STYLES)
 def test_hostile_text_takes_linear_time(piece, style):
     start = time.process_time()

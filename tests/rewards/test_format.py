@@ -72,11 +72,11 @@ def test_partial_credit(text, expected):
     assert format_reward(text) == expected
 
 
-@pytest.mark.parametrize(
-    "piece",
-    ["<answer>", "</answer>", "<answer></answer>", "<reasoning>", "</reasoning>", "<reasoning></reasoning>", " ", "<|"]
-    + ["<|im_end|>", "<|end", "</s>", "<|" + "e" * 30],
-)
+HOSTILE = ["<answer>", "</answer>", "<answer></answer>", "<reasoning>", "</reasoning>", "<reasoning></reasoning>"]
+HOSTILE += [" ", "<|", "<|im_end|>", "<|end", "</s>", "<|" + "e" * 30]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
 def test_hostile_text_takes_linear_time(piece):
     start = time.process_time()
     for text in (piece * 100_000, R + A + piece * 100_000 + "x", "<answer>" + piece * 100_000 + "</answer>"):
