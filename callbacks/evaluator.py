@@ -126,6 +126,7 @@ class Evaluator(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Shows the first and the last evaluation side by side."""
+        folder = trainer.log_dir  # a broadcast, so every rank asks
         if not trainer.is_global_zero or not self.history:
             return
         (first, before), (last, after) = self.history[0], self.history[-1]
@@ -138,8 +139,8 @@ class Evaluator(pl.Callback):
             table.add_row(name, *(f"{value:.3f}" for value in values))
         console = Console()
         console.print(table)
-        if trainer.log_dir:
-            console.print(f"Logs: {trainer.log_dir}", soft_wrap=True)
+        if folder:
+            console.print(f"Logs: {folder}", soft_wrap=True)
 
     def _judge(self, rollout: Rollout) -> None:
         """Adds each problem's mean correctness, format and length."""

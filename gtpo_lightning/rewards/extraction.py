@@ -73,7 +73,7 @@ def find_boxes(text: str) -> Boxes | None:
             stack.append(None)
         elif kind == "brace":
             stack.append(token.span())
-        elif kind == "box" and token.end() < len(text) and text[token.end()] != "$":
+        elif kind == "box" and token.end() < len(text):  # else the text was cut here
             count, box = count + 1, (*token.span(), -1, -1)
             first, last = min(first, box), max(last, box)
         elif kind == "close" and stack:

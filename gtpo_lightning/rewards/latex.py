@@ -46,6 +46,8 @@ _SUBSTITUTIONS = tuple(
         (r"\\[()\[\]]", ""),
     )
 )
+_DIGIT_GAP = re.compile(r"(?<=[0-9]) (?=[0-9])")
+_UNMARKED = {ord(TEXT_OPEN): None, ord(TEXT_CLOSE): None, ord(" "): None, ord(DOLLAR): "$"}
 _SQUASHED = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -57,7 +59,7 @@ _SQUASHED = tuple(
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\+(?=\\infty)", ""),
         (r"\\(frac|sqrt) +(?=[0-9])", r"\\\1"),
-        (r"\\frac([0-9])([0-9])", r"\\frac{\1}{\2}"),
+        (r"\\frac([0-9]) ?([0-9])", r"\\frac{\1}{\2}"),
         (r"\\frac([0-9])\{", r"\\frac{\1}{"),
         (r"\\frac\{([^{}]*)\} ?([0-9])", r"\\frac{\1}{\2}"),
         (r"\\sqrt([0-9])", r"\\sqrt{\1}"),
@@ -150,4 +152,5 @@ def squash(marked: str) -> str:
     if "\\" in marked or "^" in marked:
         for pattern, replacement in _SQUASHED:
             marked = pattern.sub(replacement, marked)
-    return marked.translate({ord(TEXT_OPEN): None, ord(TEXT_CLOSE): None, ord(" "): None, ord(DOLLAR): "$"})
+    # `1 23` is two numbers, never 123.
+    return _DIGIT_GAP.sub("␣", marked).translate(_UNMARKED)

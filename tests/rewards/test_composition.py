@@ -319,7 +319,7 @@ def test_correct_answer_asks_for_no_format():
 
 def test_soft_overlong():  # F-07
     total, parts = score(
-        SoftOverlong(maximum=100, cache=20), [""] * 6, [PROBLEMS[0]] * 6, lengths=[80, 90, 100, 101, 0, 5000]
+        SoftOverlong(maximum=100, cache=20), [""] * 6, [PROBLEMS[0]] * 6, lengths=[80, 90, 100, 101, 79, 5000]
     )
     assert total.tolist() == [0.0, -0.5, -1.0, -1.0, 0.0, -1.0]
     assert list(parts) == ["SoftOverlong"]

@@ -19,6 +19,8 @@ BOXED = [
     (r"\boxed{}", None),
     (r"\boxed{5} \boxed{ }", None),
     (r"\boxed", None),
+    (r"\boxed{5} \boxed ", "5"),
+    (r"\boxed{5} \boxed $x$", None),
     (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),  # G-15
     (r"\boxed{\{1,2\}}", r"\{1,2\}"),
     (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
