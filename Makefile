@@ -60,8 +60,11 @@ $(BENCH_VENV)/.installed: pyproject.toml constraints.txt
 	$(BENCH_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
 	touch $@
 
-bench-step: $(BENCH_VENV)/.installed ## Time a training step next to TRL's and write benchmarks/results/step.json.
-	$(BENCH_VENV)/bin/python benchmarks/step.py --output benchmarks/results/step.json
+bench-step: STEP = $(BENCH_VENV)/bin/python benchmarks/step.py --output benchmarks/results
+bench-step: $(BENCH_VENV)/.installed ## Time a training step next to TRL's and write benchmarks/results/step*.json.
+	$(STEP)/step.json
+	$(STEP)/step_trl_checkpointing.json --trl-checkpointing
+	$(STEP)/step_trl_micro_batch_8.json --trl-micro-batch 8
 
 deepspeed: $(VENV)/.installed ## Add DeepSpeed to the environment.
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[deepspeed]"

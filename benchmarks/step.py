@@ -1,8 +1,8 @@
 """How long one training step takes, and how much memory, next to TRL's `GRPOTrainer` on the same work.
 
 The work: 4 prompts of 32 tokens, 8 completions of 128 tokens each, a Llama with random weights (49,152 vocabulary
-entries, 256 hidden units, 688 intermediate, 6 layers, 4 heads, tied embeddings) in fp32, two threads, one AdamW update.
-The end-of-sequence id lies outside the vocabulary, so nothing ends early and neither side pays for suppressing a token.
+entries, 256 hidden units, 688 intermediate, 6 layers, 4 heads, tied embeddings) in fp32, one AdamW update. The
+end-of-sequence id lies outside the vocabulary, so nothing ends early and neither side pays for suppressing a token.
 
 Each side runs in a process of its own, so that peak memory is its own too, and waits for the word `step` on its
 standard input. The parent sends it to one side at a time, in turns, so that both meet the same machine; medians are

@@ -74,8 +74,6 @@ class DataModule(pl.LightningDataModule):
         self.max_prompt_length = max_prompt_length
         self.limits = {"train": limit_train, "val": limit_val, "test": limit_test}
         self.drop_last = drop_last
-        # On more ranks than problems a rank has only empty batches, and Lightning may not refuse it.
-        self.allow_zero_length_dataloader_with_multiple_devices = True
         self._problems: dict[str, list[Problem]] = {}
         self._measured: dict[str, int] = {}
 

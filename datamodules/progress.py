@@ -45,7 +45,7 @@ class TrainerProgress:
         loop = self.trainer.fit_loop
         epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
         counted = 0 < epochs.current.ready == epochs.current.processed  # type: ignore[attr-defined]
-        if not loop.is_resuming or loop._combined_loader is not None or not counted:
+        if not loop.is_resuming or not counted:
             return
         if self.is_last_batch or batches.current.ready >= length:
             # The property's own setter would turn this into True under `max_steps`.

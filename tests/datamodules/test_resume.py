@@ -46,6 +46,10 @@ def test_e03_stopped_after_three_of_five_goes_on_with_four_and_five(lightning, t
 @pytest.mark.parametrize(
     ("hook", "nth", "batches"),
     [
+        ("on_train_start", 1, 0),
+        ("on_train_epoch_start", 1, 0),
+        ("on_train_epoch_start", 2, 5),
+        ("on_train_batch_start", 3, 2),
         ("on_train_batch_end", 1, 1),
         ("on_train_batch_end", 5, 5),
         ("on_train_batch_end", 8, 8),
@@ -125,6 +129,48 @@ def test_d01_a_resume_inside_an_accumulation_window_repeats_the_window(lightning
     check(lightning, path, {4: 2, 5: 4, 8: 7, 9: 7}[fails_at], **kwargs)
 
 
+def test_d01_the_failed_batch_was_the_epochs_last(lightning, tmp_path):
+    """Batches 5 and 6 are one window; the failed 6 does not end the epoch."""
+    path = str(tmp_path / "c.ckpt")
+    module = lightning.Recorder()
+    module.fails_at = 6
+    kwargs = {"accumulate_grad_batches": 2, "max_epochs": 2}
+    with pytest.raises(ZeroDivisionError):
+        lightning.fit(
+            lightning.Numbers(train=12), module=module, callbacks=[lightning.Saver("on_exception", path)], **kwargs
+        )
+    whole, _ = lightning.fit(lightning.Numbers(train=12), **kwargs)
+    resumed, _ = lightning.fit(lightning.Numbers(train=12), ckpt=path, **kwargs)
+    assert resumed.seen == whole.seen[4:]
+    assert torch.equal(resumed.weight, whole.weight)
+
+
+def test_d01_validation_keeps_its_places_when_a_window_is_repeated(lightning, tmp_path):
+    """Validation after every third batch of the run: after 3, 6, 9, ..., also behind a resume from 2."""
+
+    def make(fails_at=None):
+        class Placed(lightning.Recorder):
+            def validation_step(self, problems, batch_idx):
+                self.validated.append(len(self.seen))
+
+        module = Placed()
+        module.fails_at = fails_at
+        return module
+
+    def fit(module, **more):
+        kwargs = {"val_check_interval": 3, "check_val_every_n_epoch": None, "accumulate_grad_batches": 2}
+        return lightning.fit(lightning.Numbers(val=1), module=module, max_epochs=3, **kwargs, **more)
+
+    path = str(tmp_path / "c.ckpt")
+    with pytest.raises(ZeroDivisionError):
+        fit(make(fails_at=4), callbacks=[lightning.Saver("on_exception", path)])
+    whole, _ = fit(make())
+    resumed, _ = fit(make(), ckpt=path)
+    assert whole.validated == [3, 6, 9, 12, 15]
+    assert [place + 2 for place in resumed.validated] == whole.validated
+    assert resumed.seen == whole.seen[2:]
+
+
 @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 9}])
 @pytest.mark.parametrize(("every", "batches"), [(1, [2, 4, 5, 7]), (3, [5, 10])])
 def test_e03_model_checkpoint_with_accumulation(lightning, tmp_path, limit, every, batches):
@@ -180,13 +226,14 @@ def test_l09_reloaded_loaders(lightning, tmp_path, limit, hook, nth, batches, ev
     check(lightning, path, batches, **kwargs)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(
     ("hook", "nth", "batches"),
     [("on_train_batch_end", 2, 2), ("on_train_batch_end", 3, 3), ("on_train_epoch_end", 1, 3)],
 )
-def test_l16_a_limited_epoch(lightning, tmp_path, hook, nth, batches):
+def test_l16_a_limited_epoch(lightning, tmp_path, hook, nth, batches, accumulate):
     path = str(tmp_path / "c.ckpt")
-    kwargs = {"limit_train_batches": 3, **LIMITS["epochs"]}
+    kwargs = {"limit_train_batches": 3, "accumulate_grad_batches": accumulate, **LIMITS["epochs"]}
     lightning.fit(callbacks=[lightning.Saver(hook, path, nth)], **kwargs)
     check(lightning, path, batches, **kwargs)
 
