@@ -16,11 +16,11 @@ export HF_DATASETS_OFFLINE = 1
 # DeepSpeed compiles no operators at installation; it builds the ones that are used when they are first used.
 export DS_BUILD_OPS = 0
 # Tiny models run faster on one thread, and the tests with two processes stay out of each other's way.
-test test-slow quickstart: export OMP_NUM_THREADS = 1
-test test-slow quickstart: export TOKENIZERS_PARALLELISM = false
+test test-slow quickstart quickstart-seeds: export OMP_NUM_THREADS = 1
+test test-slow quickstart quickstart-seeds: export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow lint format quickstart bench-step deepspeed clean
+.PHONY: help install test test-slow lint format quickstart quickstart-seeds bench-step deepspeed clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -51,8 +51,14 @@ format: $(VENV)/.installed ## Format the sources and sort their imports.
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-quickstart: $(VENV)/.installed ## Train the tiny model on arithmetic made in code.
-	$(BIN)/python main.py fit -c configs/quickstart.yaml
+SEED ?= 0
+SEEDED = --seed_everything $(SEED) --model.seed $(SEED) --data.seed $(SEED)
+quickstart: $(VENV)/.installed ## Warm start, GTPO, evaluation before and after, of the tiny model on sums; SEED=1 for another seed.
+	$(BIN)/python main.py fit -c configs/quickstart_sft.yaml $(SEEDED)
+	$(BIN)/python main.py fit -c configs/quickstart.yaml $(SEEDED)
+
+quickstart-seeds: $(VENV)/.installed ## The quickstart with seeds 0, 1 and 2.
+	for seed in 0 1 2; do $(MAKE) --no-print-directory quickstart SEED=$$seed || exit 1; done
 
 $(BENCH_VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BENCH_VENV)

@@ -190,7 +190,7 @@ class PolicyModule(pl.LightningModule):
         """Tells a schedule over the whole run how long the run is.
 
         Not in `configure_optimizers`: asking the trainer there makes it load the data before a checkpoint's progress is
-        restored, and a resumed run would start its epoch again.
+        restored, which the data module then cannot correct (see `TrainerProgress`).
 
         Raises:
             ValueError: A schedule over the whole run, in a run without an end.

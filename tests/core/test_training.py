@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from gtpo_lightning import Problem
+from gtpo_lightning import GTPOModule, Problem
 from gtpo_lightning.callbacks import ConflictMasking, EntropyFilter, EntropyRegularizer
-from tests.helpers.training import Sums, adam, all_parts, flat, gradient, make_module, make_trainer, spawn
+from gtpo_lightning.models import tiny_model, tiny_tokenizer
+from tests.helpers.training import Sums, adam, all_parts, flat, gradient, make_module, make_trainer, spawn, vowels
 
 
 def close(a, b, tolerance=1e-5):
@@ -110,19 +111,26 @@ def test_d_02_a_short_last_window_counts_what_it_holds(tmp_path):
     assert close(second_step(1, 4, 5), second_step(4, 1, 5), 1e-4)
 
 
+AGGREGATIONS = ("sequence", "token", "constant")
+
+
+def _split_step(folder, aggregation, differentiable, batch_size, **trainer):
+    parts = [*all_parts()[:2], EntropyRegularizer(gamma=0.1, differentiable=differentiable)]
+    module = make_module(mask_truncated=True, aggregation=aggregation)
+    return gradient(folder, parts, Sums(batch_size=batch_size, shuffle=False), module, **trainer)
+
+
 def _ddp(rank, folder):
-    module = make_module(mask_truncated=True)
-    data = Sums(batch_size=2, shuffle=False)
-    grad = gradient(folder, all_parts(), data, module, devices=2, strategy="ddp")
-    torch.save(grad, f"{folder}/{rank}.pt")
+    cases = itertools.product(AGGREGATIONS, (False, True))
+    torch.save([_split_step(folder, *case, 2, devices=2, strategy="ddp") for case in cases], f"{folder}/{rank}.pt")
 
 
-def test_two_processes_give_the_gradient_of_one(tmp_path):
+def test_d_06_two_processes_give_the_gradient_of_one_for_every_aggregation(tmp_path):
     spawn(_ddp, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    one = gradient(tmp_path, all_parts(), Sums(batch_size=4, shuffle=False), make_module(mask_truncated=True))
-    assert torch.equal(ranks[0], ranks[1])
-    assert close(ranks[0], one)
+    for i, case in enumerate(itertools.product(AGGREGATIONS, (False, True))):
+        assert torch.equal(ranks[0][i], ranks[1][i])
+        assert close(ranks[0][i], _split_step(tmp_path, *case, 4)), case
 
 
 def _ddp_lopsided(rank, folder):
@@ -355,3 +363,35 @@ def test_d_09_logged_reward_is_the_weighted_sum_and_parts_are_raw(tmp_path):
     assert metrics["train/reward"] == 4.0
     assert metrics["train/rewards/one/mean"] == 1.0
     assert metrics["train/rewards/four/mean"] == 4.0
+
+
+def one_group_in_ten(completions):
+    # Groups of 4: all equal in three of four groups, so 75 % give no signal.
+    return [float(i % 16 == 0) for i in range(len(completions))]
+
+
+def test_c_16_e_10_steps_that_stay_poor_are_warned_about_once(tmp_path, caplog):
+    module = make_module(rewards={one_group_in_ten: 1.0}, max_completion_length=1, optimizer=adam)
+    make_trainer(tmp_path, max_steps=22, max_epochs=-1).fit(module, Sums(batch_size=4))
+    said = [record.message for record in caplog.records]
+    assert sum("70 % of the groups" in text for text in said) == 1
+    assert sum("cut by max_completion_length" in text for text in said) == 1
+    assert module.trainer.callback_metrics["train/frac_reward_zero_std"] == 0.75
+    assert module.monitor.equal_steps == 0
+
+
+def test_tied_weights_stay_tied_through_training_and_a_checkpoint(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tiny_model(len(tokenizer), tie_word_embeddings=True).save_pretrained(tmp_path / "tied")
+    tokenizer.save_pretrained(tmp_path / "tied")
+    settings = {"prompt_template": "{question}", "group_size": 2, "max_completion_length": 4}
+    module = GTPOModule(str(tmp_path / "tied"), rewards=vowels, optimizer=adam, **settings)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(module, Sums(batch_size=2))
+    lm = module.policy.causal_lm
+    assert lm.lm_head.weight is lm.model.embed_tokens.weight
+    assert sum(p is lm.lm_head.weight for group in trainer.optimizers[0].param_groups for p in group["params"]) == 1
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    again = GTPOModule.load_from_checkpoint(tmp_path / "x.ckpt", weights_only=True).policy.causal_lm
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert torch.equal(again.lm_head.weight, lm.lm_head.weight)

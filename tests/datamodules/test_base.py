@@ -257,7 +257,7 @@ def test_e01_l10_ranks_of_a_trainer_share_without_padding(lightning, ranks):
             limit_train_batches=1.0,
             fast_dev_run=False,
             fit_loop=SimpleNamespace(
-                epoch_progress=SimpleNamespace(current=SimpleNamespace(ready=0, processed=0)),
+                epoch_progress=SimpleNamespace(current=SimpleNamespace(ready=0, started=0, processed=0)),
                 epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=None)),
                 is_resuming=False,
                 _combined_loader=None,

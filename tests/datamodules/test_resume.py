@@ -320,6 +320,30 @@ def test_l13_lightning_drops_the_rest_of_an_epoch_that_max_steps_cut(lightning, 
     assert {tuple(ids) for _, _, ids in whole.seen[3:5]}.isdisjoint(tuple(ids) for _, _, ids in resumed.seen[:2])
 
 
+def test_l13_lightning_goes_on_in_the_wrong_epoch_from_an_epochs_start(lightning, tmp_path, unguarded):
+    path = str(tmp_path / "c.ckpt")
+    lightning.fit(callbacks=[lightning.Saver("on_train_epoch_start", path, 2)], **LIMITS["epochs"])
+    whole, _ = lightning.fit(**LIMITS["epochs"])
+    resumed, _ = lightning.fit(ckpt=path, **LIMITS["epochs"])
+    assert resumed.seen != whole.seen[5:], "Lightning is mended: TrainerProgress.repair may go"
+
+
+def test_l13_lightning_counts_a_failed_batch(lightning, tmp_path, unguarded):
+    path = str(tmp_path / "c.ckpt")
+    totals = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            totals.append(trainer.fit_loop.total_batch_idx)
+
+    module = lightning.Recorder()
+    module.fails_at = 3
+    with pytest.raises(ZeroDivisionError):
+        lightning.fit(module=module, callbacks=[lightning.Saver("on_exception", path)])
+    lightning.fit(ckpt=path, callbacks=[Watch()])
+    assert totals[0] == 3, "Lightning is mended (2 is right): TrainerProgress._take_back_failed_batch may go"
+
+
 def test_l13_lightning_repeats_batches_of_a_loader_without_state(lightning, tmp_path):
     class Stateless:
         def __init__(self):
