@@ -90,6 +90,8 @@ class Codec:
             )
         pad = tokenizer.pad_token_id
         self.pad_id = self.eos_ids[0] if pad is None else int(pad)
+        self.vocab_size: int | None = None
+        """Entries of the model's vocabulary, once its weights are read."""
         self._adds_bos = tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
 
     def add_end_ids(self, *configs: object) -> None:
@@ -126,12 +128,17 @@ class Codec:
         """Left-padded prompts; the mask comes from lengths, so padding and end-of-sequence may share an id.
 
         Raises:
-            ValueError: A prompt has no token.
+            ValueError: A prompt has no token, or one that the model does not know.
         """
         rows = [self.prompt_ids(problem) for problem in problems]
         for problem, row in zip(problems, rows, strict=True):
             if not row:
                 raise ValueError(f"problem {problem.id!r}: its prompt has no token; valid: at least one")
+            if self.vocab_size is not None and max(row) >= self.vocab_size:
+                raise ValueError(
+                    f"model: token id {max(row)} of problem {problem.id!r} is outside the model's vocabulary of "
+                    f"{self.vocab_size}; valid: a tokenizer that belongs to the model"
+                )
         ids, mask = _pad(rows, self.pad_id, left=True)
         return Prompts(ids.to(device), mask.to(device), list(problems))
 

@@ -110,6 +110,7 @@ class PolicyModule(pl.LightningModule):
             return
         self.policy = Policy(load_model(self.model_name, dtype=self.dtype_name, attention=self.attention))
         self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
+        self.codec.vocab_size = self.policy.head.weight.shape[0]
         self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
         if self.weights is not None:
             _load_policy(self.policy, self.weights)

@@ -84,3 +84,19 @@ def test_l_10_three_problems_on_two_ranks_end_with_the_scores_of_one(tmp_path):
     trainer = make_trainer(tmp_path, [evaluator], limit_val_batches=1.0, max_steps=2)
     trainer.fit(make_module(), Sums(train=4, val=3, batch_size=2, val_batch_size=3))
     assert first[0][1] == pytest.approx(evaluator.history[0][1], abs=1e-6)
+
+
+def _ranks_while_accumulating(rank, folder):
+    evaluator = Evaluator(before_training=False)
+    trainer = make_trainer(
+        folder, [evaluator], limit_val_batches=1.0, devices=2, strategy="ddp", max_steps=3,
+        accumulate_grad_batches=2, val_check_interval=3,
+    )  # fmt: skip
+    trainer.fit(make_module(), Sums(train=12, val=3, batch_size=1, val_batch_size=1))
+    torch.save([step for step, _ in evaluator.history], f"{folder}/{rank}.pt")
+
+
+def test_l_12_both_ranks_enter_validation_together_while_gradients_accumulate(tmp_path):
+    spawn(_ranks_while_accumulating, tmp_path)
+    # Batches 3 and 6 of 6; the optimizer stepped after 2, 4 and 6.
+    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [[1, 3], [1, 3]]

@@ -189,3 +189,23 @@ def test_validate_works_from_a_checkpoint(tmp_path):
     cli = main(["validate", "-c", str(CONFIGS / "gtpo.yaml"), *TINY, *SMALL, f"--trainer.logger.save_dir={tmp_path}",
                 "--ckpt_path", path])  # fmt: skip
     assert "val/arithmetic/avg@1" in cli.trainer.callback_metrics
+
+
+def test_e_08_resumed_from_the_command_line_equals_uninterrupted(tmp_path):
+    overlay = tmp_path / "save.yaml"
+    overlay.write_text(
+        "trainer:\n  max_steps: 4\n  max_epochs: -1\n  callbacks:\n"
+        "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n"
+        "      init_args: {every_n_train_steps: 2, save_top_k: -1, filename: '{step}'}\n"
+    )
+    # 4 batches an epoch; the schedule is the paper's cosine, whose length the trainer tells.
+    flags = ["-c", overlay, "--model.optimizer.lr=1e-2", "--data.size=8"]
+    whole = fit(tmp_path / "a", *flags)
+    path = Path(whole.trainer.log_dir) / "checkpoints" / "step=2.ckpt"
+    again = fit(tmp_path / "b", *flags, "--ckpt_path", path)
+    assert again.trainer.global_step == whole.trainer.global_step == 4
+    states = [cli.model.policy.state_dict() for cli in (whole, again)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not torch.equal(
+        states[0]["model.lm_head.weight"], torch.load(path)["state_dict"]["policy.model.lm_head.weight"]
+    )
