@@ -13,7 +13,7 @@ from torch import Tensor
 from gtpo_lightning.callbacks._checks import check_number, require
 from gtpo_lightning.functional import entropy_keep_mask, mean_entropy
 from gtpo_lightning.functional.groups import lowest_rows
-from gtpo_lightning.hooks import RLCallback, log_means
+from gtpo_lightning.hooks import RLCallback, log_max, log_means, reduce_sums, window_complete
 from gtpo_lightning.rollout import Rollout
 
 __all__ = ["EntropyFilter"]
@@ -94,15 +94,14 @@ class EntropyFilter(RLCallback):
     def _measure(self, trainer: pl.Trainer, pl_module: pl.LightningModule, entropies: Tensor) -> None:
         self._total += float(entropies.double().sum())
         self._count += len(entropies)
-        name = "gtpo/entropy_init"
-        mean = log_means(trainer, pl_module, {name: (self._total, self._count)})[name]
-        if not math.isfinite(mean):
+        ((total, count),) = reduce_sums(trainer, pl_module, [(self._total, self._count)])
+        if count == 0 or not math.isfinite(total):
             return  # no completion on any rank: the next step measures
-        self.initial_entropy = mean
+        self.initial_entropy = total / count
         if trainer.global_step > 0:
             self._warn_once(
                 "late",
-                f"EntropyFilter: the initial entropy ({mean:.4f} nats) was measured at optimizer step "
+                f"EntropyFilter: the initial entropy ({self.initial_entropy:.4f} nats) was measured at optimizer step "
                 f"{trainer.global_step}, not before the first update: neither a checkpoint nor the argument "
                 "`initial_entropy` gave it, and this run had no completion to measure it on earlier.",
             )
@@ -123,13 +122,10 @@ class EntropyFilter(RLCallback):
             "gtpo/seq_entropy_mean": (entropies.double().sum(), len(entropies)),
         }
         if self.initial_entropy is not None:
-            values["gtpo/entropy_init"] = (self.initial_entropy, 1.0)
+            pl_module.log("gtpo/entropy_init", self.initial_entropy, batch_size=1)
         share = log_means(trainer, pl_module, values)[filtered]
-        largest = entropies.max() if len(entropies) else entropies.new_tensor(-math.inf)
-        largest = trainer.strategy.reduce(largest.clone(), reduce_op="max")
-        if largest > -math.inf:
-            pl_module.log("gtpo/seq_entropy_max", float(largest), batch_size=1)
-        if share == 1.0:
+        log_max(trainer, pl_module, "gtpo/seq_entropy_max", float(entropies.max()) if len(entropies) else -math.inf)
+        if share == 1.0 and window_complete(trainer, pl_module):
             self.all_filtered_steps += 1
             self._warn_once(
                 "all filtered",

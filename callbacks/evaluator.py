@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -75,6 +76,14 @@ class Evaluator(pl.Callback):
             **{**settings, "max_completion_length": length}
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Step and scores of each evaluation so far."""
+        return {"history": [[step, dict(scores)] for step, scores in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self.history = [(int(step), dict(scores)) for step, scores in state_dict["history"]]
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Judges the policy before its first update; a resumed run was judged already."""
         datamodule = getattr(trainer, "datamodule", None)
@@ -139,8 +148,9 @@ class Evaluator(pl.Callback):
             table.add_row(name, *(f"{value:.3f}" for value in values))
         console = Console()
         console.print(table)
-        if folder:
-            console.print(f"Logs: {folder}", soft_wrap=True)
+        files = sorted(Path(folder).glob("events.out.tfevents.*")) if folder else []
+        for path in files[-1:]:
+            console.print(f"TensorBoard: {path}", soft_wrap=True)
 
     def _judge(self, rollout: Rollout) -> None:
         """Adds each problem's mean correctness, format and length."""
@@ -168,5 +178,6 @@ class Evaluator(pl.Callback):
         columns = zip(*seen.values(), strict=True)
         means = [sum(column) / len(seen) for column in columns]
         scores = {f"{stage}/{dataset}/{name}": mean for name, mean in zip(names, means, strict=True)}
-        self.history.append((trainer.global_step, scores))
+        if stage == "val":
+            self.history.append((trainer.global_step, scores))
         return scores

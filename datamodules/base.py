@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from gtpo_lightning.datamodules.loader import ProblemLoader
 from gtpo_lightning.datamodules.progress import TrainerProgress
 from gtpo_lightning.rollout import Problem
+from gtpo_lightning.seeding import seed_or_global
 
 __all__ = ["DataModule"]
 
@@ -36,7 +37,7 @@ class DataModule(pl.LightningDataModule):
             size that is found automatically never tears a group.
         val_batch_size: Problems of one rank in one evaluation step. Default: `batch_size`.
         shuffle: Whether each training epoch has its own order.
-        seed: Key of the orders, not negative.
+        seed: Key of the orders, not negative. Default: that of `seed_everything`.
         max_prompt_length: Longest prompt that is kept, tokens. Default: all are kept.
         limit_train: Use only the first so many training problems. Default: all.
         limit_val: The same for validation.
@@ -54,7 +55,7 @@ class DataModule(pl.LightningDataModule):
         batch_size: int = 4,
         val_batch_size: int | None = None,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         max_prompt_length: int | None = None,
         limit_train: int | None = None,
         limit_val: int | None = None,
@@ -63,14 +64,13 @@ class DataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         _check_at_least(1, batch_size=batch_size)
-        _check_at_least(0, seed=seed)
         limits = {"limit_train": limit_train, "limit_val": limit_val, "limit_test": limit_test}
         optional = {"val_batch_size": val_batch_size, "max_prompt_length": max_prompt_length, **limits}
         _check_at_least(1, **{name: value for name, value in optional.items() if value is not None})
         self.batch_size = batch_size
         self.val_batch_size = val_batch_size
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = seed_or_global(seed)
         self.max_prompt_length = max_prompt_length
         self.limits = {"train": limit_train, "val": limit_val, "test": limit_test}
         self.drop_last = drop_last

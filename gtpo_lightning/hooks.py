@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from gtpo_lightning.rollout import Prompts, Rollout
 
-__all__ = ["RLCallback", "call_rl_hooks", "log_means"]
+__all__ = ["RLCallback", "StepWindow", "call_rl_hooks", "log_max", "log_means", "reduce_sums", "window_complete"]
 
 
 class RLCallback(pl.Callback):
@@ -79,34 +79,114 @@ def call_rl_hooks(trainer: pl.Trainer, name: str, *args: Any) -> None:
 _HOOKS = ("on_rollout_start", "on_rollout_end", "on_before_loss", "on_after_loss")
 
 
+class StepWindow:
+    """Statistics of the micro-batches that one optimizer step accumulates, so that what is logged is the step's.
+
+    A module holds one as `step_window`, counts its micro-batches in `batches`, and clears it when the optimizer steps.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.sums: dict[str, tuple[float, float]] = {}
+        self.maxima: dict[str, float] = {}
+
+    def clear(self) -> None:
+        """Forgets the window."""
+        self.__init__()  # type: ignore[misc]
+
+    def add(self, name: str, total: float, count: float) -> tuple[float, float]:
+        """Adds to a sum and its count and returns both as they stand."""
+        before = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (before[0] + total, before[1] + count)
+        return self.sums[name]
+
+    def raise_to(self, name: str, value: float) -> float:
+        """Raises a maximum and returns it as it stands."""
+        self.maxima[name] = max(value, self.maxima.get(name, value))
+        return self.maxima[name]
+
+
+def _window(pl_module: pl.LightningModule) -> StepWindow | None:
+    window = getattr(pl_module, "step_window", None)
+    return window if isinstance(window, StepWindow) else None
+
+
+def window_complete(trainer: pl.Trainer, pl_module: pl.LightningModule, *, ahead: int = 0) -> bool:
+    """Whether this micro-batch is the last one of an optimizer step, so that the step can be judged as a whole.
+
+    Args:
+        trainer: Its `accumulate_grad_batches` is the length of a window; 1 if it has none.
+        pl_module: Its `step_window` counts; without one every call is a step.
+        ahead: Micro-batches that are being made and not counted yet.
+    """
+    window = _window(pl_module)
+    return window is None or window.batches + ahead >= getattr(trainer, "accumulate_grad_batches", 1)
+
+
 def log_means(
     trainer: pl.Trainer,
     pl_module: pl.LightningModule,
     values: dict[str, tuple[Tensor | float, Tensor | float]],
     **kwargs: Any,
 ) -> dict[str, float]:
-    """Logs means that are exact over all ranks, each given as a sum and a count; one reduction for all of them.
+    """Logs means that are exact over all ranks and over the micro-batches of the optimizer step so far.
+
+    Each is given as a sum and a count; one reduction serves all of them.
 
     Args:
         trainer: Its strategy reduces.
-        pl_module: Its `log` takes the values; a mean of nothing (count 0) is not logged.
+        pl_module: Its `log` takes the values; a mean of nothing (count 0) is not logged. Its `step_window`, if it has
+            one, remembers the micro-batches before.
         values: Name to (sum, count).
         **kwargs: Further arguments of `log`, such as `prog_bar`.
 
     Returns:
-        The means over all ranks, NaN where the count is 0.
+        The means, NaN where the count is 0.
     """
     if not values:
         return {}
-    pairs = torch.tensor([[float(total), float(count)] for total, count in values.values()], dtype=torch.float64)
-    device = getattr(pl_module, "device", None)
-    pairs = pairs.to(device if isinstance(device, torch.device) and device.type != "mps" else "cpu")
-    reduced = trainer.strategy.reduce(pairs.clone(), reduce_op="sum")
-    totals = reduced.tolist() if isinstance(reduced, Tensor) else pairs.tolist()
-    means = {
-        name: total / count if count else float("nan") for name, (total, count) in zip(values, totals, strict=True)
-    }
-    for name, (_, count) in zip(values, totals, strict=True):
+    window = _window(pl_module)
+    means = {}
+    for name, (total, count) in zip(values, reduce_sums(trainer, pl_module, list(values.values())), strict=True):
+        if window is not None:
+            total, count = window.add(name, total, count)
+        means[name] = total / count if count else float("nan")
         if count:
             pl_module.log(name, means[name], batch_size=1, **kwargs)
     return means
+
+
+def log_max(
+    trainer: pl.Trainer, pl_module: pl.LightningModule, name: str, value: float, *, smallest: bool = False
+) -> None:
+    """Logs a maximum over all ranks and over the micro-batches of the optimizer step so far.
+
+    Args:
+        trainer: Its strategy reduces.
+        pl_module: Its `log` takes the value; nothing is logged where no rank has one.
+        name: What is logged.
+        value: This rank's; ±inf if it has none.
+        smallest: Takes the minimum instead.
+    """
+    sign = -1.0 if smallest else 1.0
+    local = torch.tensor(sign * value, dtype=torch.float64, device=_device(pl_module))
+    largest = float(trainer.strategy.reduce(local.clone(), reduce_op="max"))
+    window = _window(pl_module)
+    if window is not None:
+        largest = window.raise_to(name, largest)
+    if largest > -torch.inf:
+        pl_module.log(name, sign * largest, batch_size=1)
+
+
+def reduce_sums(
+    trainer: pl.Trainer, pl_module: pl.LightningModule, pairs: list[tuple[Tensor | float, Tensor | float]]
+) -> list[tuple[float, float]]:
+    """Sums and counts over all ranks, in fp64, by one reduction."""
+    local = torch.tensor([[float(x) for x in pair] for pair in pairs], dtype=torch.float64, device=_device(pl_module))
+    reduced = trainer.strategy.reduce(local.clone(), reduce_op="sum")
+    return [(total, count) for total, count in (reduced if isinstance(reduced, Tensor) else local).tolist()]
+
+
+def _device(pl_module: pl.LightningModule) -> torch.device:
+    device = getattr(pl_module, "device", None)
+    return device if isinstance(device, torch.device) else torch.device("cpu")

@@ -59,7 +59,7 @@ class GTPOModule(PolicyModule):
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
         rollout_batch_size: Prompts sampled at once; null samples all of a step together.
-        seed: Seed of the random numbers that tokens are drawn with.
+        seed: Seed of the random numbers that tokens are drawn with; null takes that of `seed_everything`.
         optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
         lr_scheduler: Builds the learning-rate scheduler from the optimizer; stepped after each optimizer step.
 
@@ -90,7 +90,7 @@ class GTPOModule(PolicyModule):
         system_prompt: str = SYSTEM_PROMPT,
         prompt_template: str = PLAIN_TEMPLATE,
         rollout_batch_size: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
@@ -126,19 +126,20 @@ class GTPOModule(PolicyModule):
         self.store = RolloutStore(updates_per_rollout)
         self.normalizer = Normalizer(aggregation)
         self.monitor = Monitor()
+        self._restored_rollouts: list[Any] = []
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
         """One rollout and its loss: −(1/N) Σ_i δ_i · (A_i − γ⟨H⟩_i) / |o_i| · Σ_t λ_{i,t} · r_{i,t}, scalar."""
         rollout = self.store.take(problems, self.rollout)
-        start = time.perf_counter()
-        self.normalizer.start(rollout, self.trainer)
+        self.begin_micro_batch(rollout)
+        self.monitor.start_update()
         rollout.logprobs, rollout.entropies = self.score(rollout)
         self.store.freeze(rollout)
         rollout.reset_slots()
         call_rl_hooks(self.trainer, "on_before_loss", rollout)
         losses = {"policy": self.policy_loss(rollout)}
         call_rl_hooks(self.trainer, "on_after_loss", rollout, losses)
-        self.monitor.log_update(self, rollout, losses, start)
+        self.monitor.log_update(self, rollout, losses)
         return torch.stack(list(losses.values())).sum()
 
     def rollout(self, problems: list[Problem]) -> Rollout:
@@ -150,7 +151,7 @@ class GTPOModule(PolicyModule):
         sampled = time.perf_counter()
         self.reward(rollout)
         call_rl_hooks(self.trainer, "on_rollout_end", rollout)
-        rollout.advantages = group_advantages(rollout.rewards, rollout.group_ids, scale=self.advantage_scale)
+        rollout.advantages = self.advantages(rollout)
         self.monitor.log_rollout(self, rollout, sampled - start, time.perf_counter() - sampled)
         if self.mask_truncated:
             rollout.completion_mask = rollout.completion_mask & ~rollout.truncated[:, None]
@@ -170,6 +171,17 @@ class GTPOModule(PolicyModule):
         rollout.rewards = rewards.to(self.device)
         rollout.reward_parts = {name: values.to(self.device) for name, values in parts.items()}
 
+    def advantages(self, rollout: Rollout) -> Tensor:
+        """A_i of each completion, (N,); with `batch` scaling the std is that of all ranks' rewards."""
+        if self.advantage_scale != "batch" or self.trainer.world_size == 1:
+            return group_advantages(rollout.rewards, rollout.group_ids, scale=self.advantage_scale)
+        ranks = gather_objects((rollout.rewards.tolist(), rollout.group_ids.tolist()))
+        rewards = torch.tensor([reward for rank in ranks for reward in rank[0]])
+        groups = torch.tensor([index * 2**32 + group for index, rank in enumerate(ranks) for group in rank[1]])
+        before = sum(len(rank[0]) for rank in ranks[: self.global_rank])
+        every = group_advantages(rewards, groups, scale="batch")
+        return every[before : before + len(rollout)].to(self.device)
+
     def score(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Log-probs (N, T) with gradient and entropies (N, T) under the policy as it is now, nats."""
         return self.policy.score(
@@ -178,7 +190,7 @@ class GTPOModule(PolicyModule):
             rollout.group_ids,
             rollout.completion_ids,
             rollout.completion_mask,
-            temperature=self.temperature,
+            temperature=rollout.temperature,
             micro_batch_size=self.micro_batch_size,
             entropy_grad=self.entropy_grad,
         )
@@ -197,18 +209,34 @@ class GTPOModule(PolicyModule):
         )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Corrects the gradient where accumulated micro-batches were not of equal size, before it is clipped."""
-        self.normalizer.finish(self.parameters(), self.trainer.accumulate_grad_batches)
+        """Corrects the gradient for uneven micro-batches and logs its norm, before it is clipped."""
+        super().on_before_optimizer_step(optimizer)
         self.monitor.log_gradient(self)
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Logs how long the update took: everything of a step but its rollout."""
+        self.monitor.log_update_time(self)
+
     def on_train_start(self) -> None:
-        """Tells the store of rollouts how many batches an optimizer step accumulates."""
+        """Tells the store of rollouts how many batches an optimizer step accumulates.
+
+        Raises:
+            ValueError: `batch` scaling over accumulated batches, whose std would be that of a part of the step.
+        """
         super().on_train_start()
+        if self.advantage_scale == "batch" and self.trainer.accumulate_grad_batches > 1:
+            raise ValueError(
+                f"advantage_scale: 'batch' with accumulate_grad_batches {self.trainer.accumulate_grad_batches} would "
+                "take the std of a part of the step; valid: accumulate_grad_batches 1, or advantage_scale none or group"
+            )
+        self.store.load_state_dict(of_this_rank(self._restored_rollouts))
+        self._restored_rollouts = []
         self.store.start(self.trainer.accumulate_grad_batches, self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what a resumed run needs: the rollouts still in use and the running counts."""
-        rollouts = gather_objects(self.store.state_dict())
+        # Only rollouts in use belong to a rank; without any, saving needs no other rank.
+        rollouts = gather_objects(self.store.state_dict()) if self.updates_per_rollout > 1 else []
         checkpoint["gtpo_lightning"] = {"monitor": self.monitor.state_dict(), "rollouts": rollouts}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -217,7 +245,7 @@ class GTPOModule(PolicyModule):
         state = checkpoint.get("gtpo_lightning")
         if state is not None:
             self.monitor.load_state_dict(state["monitor"])
-            self.store.load_state_dict(of_this_rank(state["rollouts"]))
+            self._restored_rollouts = state["rollouts"]
 
 
 def _check_choices(
@@ -227,12 +255,12 @@ def _check_choices(
     updates_per_rollout: int,
     epsilon: float | tuple[float, float] | None,
 ) -> None:
-    if group_size < 2:
+    if not isinstance(group_size, int) or group_size < 2:
         raise ValueError(
             f"group_size: {group_size!r} is not valid; valid: an integer of at least 2, since the advantage compares "
             "the completions of a group"
         )
-    if updates_per_rollout < 1:
+    if not isinstance(updates_per_rollout, int) or updates_per_rollout < 1:
         raise ValueError(f"updates_per_rollout: {updates_per_rollout!r} is not valid; valid: an integer of at least 1")
     for name, value, valid in (
         ("advantage_scale", advantage_scale, ("none", "group", "batch")),
@@ -240,6 +268,6 @@ def _check_choices(
     ):
         if value not in valid:
             raise ValueError(f"{name}: {value!r} is not valid; valid: {', '.join(valid)}")
-    bounds = () if epsilon is None else (epsilon,) if isinstance(epsilon, (int, float)) else tuple(epsilon)
-    if len(bounds) > 2 or any(not bound >= 0 for bound in bounds) or (epsilon is not None and not bounds):
+    bounds = (0.0, 0.0) if epsilon is None else (epsilon,) * 2 if isinstance(epsilon, (int, float)) else tuple(epsilon)
+    if len(bounds) != 2 or not all(bound >= 0 for bound in bounds):
         raise ValueError(f"epsilon: {epsilon!r} is not valid; valid: null, a number of at least 0, or [low, high]")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gtpo_lightning.functional import clip_counts
-from gtpo_lightning.hooks import log_means
+from gtpo_lightning.hooks import log_max, log_means, reduce_sums, window_complete
 from gtpo_lightning.rollout import Rollout
 
 if TYPE_CHECKING:
     from gtpo_lightning.module import GTPOModule
 
 __all__ = ["Monitor"]
-
-logger = logging.getLogger(__name__)
 
 _PATIENCE = 20  # steps in a row before a condition that may pass by itself is worth a warning
 
@@ -46,6 +44,11 @@ class Monitor:
         """Steps whose groups all had equal rewards."""
         self._in_a_row = {"equal": 0, "clipped": 0}
         self._warned: list[str] = []
+        self._update_started = time.perf_counter()
+
+    def start_update(self) -> None:
+        """Marks where the update begins: the rollout is there."""
+        self._update_started = time.perf_counter()
 
     def log_rollout(self, module: GTPOModule, rollout: Rollout, rollout_s: float, reward_s: float) -> None:
         """Logs rewards, groups and lengths, as they were sampled: what the loss leaves out counts here."""
@@ -63,28 +66,25 @@ class Monitor:
             known = ~part.isnan()
             values[f"train/rewards/{name}/mean"] = (part[known].sum(), known.sum())
             values[f"rewards/{name}/none_frac"] = (len(part) - known.sum(), len(part))
-        tokens = torch.tensor(float(lengths.sum()), dtype=torch.float64, device=module.device)
-        self.num_tokens += int(module.trainer.strategy.reduce(tokens.clone(), reduce_op="sum"))
+        prompt_tokens = rollout.prompts.mask.sum(dim=1)[rollout.group_ids].sum()
+        ((tokens, _),) = reduce_sums(module.trainer, module, [(prompt_tokens + lengths.sum(), 0)])
+        self.num_tokens += int(tokens)
         means = log_means(module.trainer, module, values)
         self._log_extremes(module, lengths)
         module.log("train/num_tokens", float(self.num_tokens), batch_size=1)
         module.log_dict({"time/rollout": rollout_s, "time/reward": reward_s}, batch_size=1)
         bar = {"reward": means["train/reward"], "length": means["train/completions/mean_length"]}
         module.log_dict(bar, prog_bar=True, logger=False, batch_size=1)
-        self._watch(means["train/frac_reward_zero_std"], means["train/completions/clipped_ratio"])
+        if window_complete(module.trainer, module, ahead=1):
+            self._watch(means["train/frac_reward_zero_std"], means["train/completions/clipped_ratio"])
 
     def _log_extremes(self, module: GTPOModule, lengths: Tensor) -> None:
-        reduce = module.trainer.strategy.reduce
-        least = lengths.min() if len(lengths) else torch.tensor(torch.inf, device=lengths.device)
-        most = lengths.max() if len(lengths) else torch.tensor(0.0, device=lengths.device)
-        extremes = torch.stack([-least.double(), most.double()])
-        low, high = reduce(extremes.clone(), reduce_op="max").tolist()
-        module.log_dict(
-            {"train/completions/min_length": -low, "train/completions/max_length": high},
-            batch_size=1,
-        )
+        shortest = float(lengths.min()) if len(lengths) else torch.inf
+        longest = float(lengths.max()) if len(lengths) else -torch.inf
+        log_max(module.trainer, module, "train/completions/max_length", longest)
+        log_max(module.trainer, module, "train/completions/min_length", shortest, smallest=True)
 
-    def log_update(self, module: GTPOModule, rollout: Rollout, losses: dict[str, Tensor], start: float) -> None:
+    def log_update(self, module: GTPOModule, rollout: Rollout, losses: dict[str, Tensor]) -> None:
         """Logs the loss terms, the entropy over completion tokens, and clip ratios where a ratio can differ from 1."""
         mask = rollout.completion_mask.bool()
         entropies = rollout.entropies.detach()
@@ -101,13 +101,18 @@ class Monitor:
         values["train/loss"] = (sum(float(loss.detach()) for loss in losses.values()), 1)
         means = log_means(module.trainer, module, values)
         module.log("entropy", means["train/entropy"], prog_bar=True, logger=False, batch_size=1)
-        module.log("time/update", time.perf_counter() - start, batch_size=1)
+
+    def log_update_time(self, module: GTPOModule) -> None:
+        """Logs the time since the rollout was there: scoring, loss, backward and, where it stepped, the optimizer."""
+        module.log("time/update", time.perf_counter() - self._update_started, batch_size=1)
 
     def log_gradient(self, module: GTPOModule) -> None:
         """Logs the norm of the whole gradient before clipping."""
         grads = [p.grad for p in module.parameters() if p.grad is not None]
         if grads:
             module.log("train/grad_norm", torch.nn.utils.get_total_norm(grads), batch_size=1)
+        rates = [group["lr"] for optimizer in module.trainer.optimizers for group in optimizer.param_groups]
+        module.log("train/learning_rate", float(rates[0]), batch_size=1)
 
     def _watch(self, equal: float, clipped: float) -> None:
         if equal == 1.0:
@@ -123,21 +128,27 @@ class Monitor:
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.append(text)
-            logger.warning(text)
+            rank_zero_warn(text)
 
     def state_dict(self) -> dict[str, Any]:
         """The running counts."""
-        return {"num_tokens": self.num_tokens, "equal_steps": self.equal_steps, "in_a_row": dict(self._in_a_row)}
+        return {
+            "num_tokens": self.num_tokens,
+            "equal_steps": self.equal_steps,
+            "in_a_row": dict(self._in_a_row),
+            "warned": list(self._warned),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.num_tokens = state["num_tokens"]
         self.equal_steps = state["equal_steps"]
         self._in_a_row = dict(state["in_a_row"])
+        self._warned = list(state["warned"])
 
 
 def _group_statistics(rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Std of the rewards of each group with a scored completion, and whether the group has no advantage."""
+    """Std of the rewards of each group with a scored completion, and whether each group is without an advantage."""
     rewards, groups = rollout.rewards.double(), rollout.group_ids
     size = int(groups.max()) + 1 if len(groups) else 0
     known = ~rewards.isnan()
@@ -147,4 +158,5 @@ def _group_statistics(rollout: Rollout) -> tuple[Tensor, Tensor]:
     square = torch.where(known, rewards - mean[groups], 0.0) ** 2
     std = (zeros.index_add(0, groups, square) / (count - 1).clamp(min=1)).sqrt()
     signal = zeros.index_add(0, groups, rollout.advantages.ne(0).double()) > 0
-    return std[count > 0], ~signal[count > 0]
+    asked = zeros.index_add(0, groups, torch.ones_like(rewards)) > 0
+    return std[count > 0], ~signal[asked]

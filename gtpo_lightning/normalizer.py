@@ -41,6 +41,10 @@ class Normalizer:
         rollout.aggregation = self.aggregation
         rollout.denominator = self.denominator
 
+    def clear(self) -> None:
+        """Forgets the window."""
+        self._counts.clear()
+
     def finish(self, parameters: Iterable[Tensor], accumulate: int) -> None:
         """Rescales the accumulated gradients from the first micro-batch's count to the window's.
 

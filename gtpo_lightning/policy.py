@@ -191,7 +191,7 @@ class Policy(nn.Module):
         length = int(real.sum(dim=1).max()) if real.numel() else 0
         if length == 0:
             zero = torch.zeros(completion_ids.shape, device=completion_ids.device) + self.zero()
-            return zero, zero.detach()
+            return zero, zero if entropy_grad else zero.detach()
         total = completion_ids.shape[1]
         ids, real = completion_ids[:, :length], real[:, :length]
         read = self._reader(prompt_ids, prompt_mask, temperature, micro_batch_size, entropy_grad, share_prompt)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
@@ -16,14 +16,15 @@ from transformers import AutoConfig, GenerationConfig
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.engines import Completions, Engine, Sampling
 from gtpo_lightning.engines.local import LocalEngine
+from gtpo_lightning.hooks import StepWindow
 from gtpo_lightning.models import EMBEDDED, load_model, load_tokenizer
+from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.policy import Policy
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
 from gtpo_lightning.schedulers import WarmupCosine
+from gtpo_lightning.seeding import seed_or_global
 
 __all__ = ["PolicyModule", "adamw", "not_plain"]
-
-logger = logging.getLogger(__name__)
 
 
 def adamw(params: Any) -> torch.optim.Optimizer:
@@ -50,7 +51,7 @@ class PolicyModule(pl.LightningModule):
         temperature: Temperature of sampling and of log-probs and entropies.
         rollout_batch_size: Prompts sampled at once; null samples all of a step together.
         micro_batch_size: Completions scored at once, under activation checkpointing; null keeps the activations of all.
-        seed: Seed of the random numbers that tokens are drawn with.
+        seed: Seed of the random numbers that tokens are drawn with; null takes that of `seed_everything`.
         optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
         lr_scheduler: Builds the learning-rate scheduler from the optimizer; stepped after each optimizer step.
 
@@ -71,7 +72,7 @@ class PolicyModule(pl.LightningModule):
         temperature: float = 1.0,
         rollout_batch_size: int | None = None,
         micro_batch_size: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
@@ -90,19 +91,14 @@ class PolicyModule(pl.LightningModule):
         self.max_completion_length = max_completion_length
         self.rollout_batch_size = rollout_batch_size
         self.micro_batch_size = micro_batch_size
-        self.seed = seed
+        self.seed = seed_or_global(seed)
+        self.step_window = StepWindow()
+        self.normalizer = Normalizer("token")
         self.build_optimizer = optimizer
         self.build_lr_scheduler = lr_scheduler
         self.codec = _codec(model, system_prompt, prompt_template)
         self.policy: Policy = None  # type: ignore[assignment]
         self._engine: Engine | None = None
-        if dtype != "float32":
-            logger.warning(
-                "dtype: %s keeps the only copy of the weights in half precision, in which updates of a small learning "
-                "rate round away (at 1e-6 a bfloat16 weight of 1.0 never moves); dtype float32 with trainer.precision "
-                "bf16-mixed keeps fp32 masters",
-                dtype,
-            )
 
     def configure_model(self) -> None:
         """Reads the weights once, in the strategy's context."""
@@ -110,7 +106,7 @@ class PolicyModule(pl.LightningModule):
             return
         self.policy = Policy(load_model(self.model_name, dtype=self.dtype_name, attention=self.attention))
         self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
-        self.codec.vocab_size = self.policy.head.weight.shape[0]
+        self.codec.vocab_size = self.policy.causal_lm.config.get_text_config(decoder=True).vocab_size
         self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
         if self.weights is not None:
             _load_policy(self.policy, self.weights)
@@ -152,7 +148,9 @@ class PolicyModule(pl.LightningModule):
         epoch = self.current_epoch if stage == "train" else 0
         keys = [(self.seed, stage, epoch, problem.id, member) for problem in prompts.problems for member in members]
         out = self.engine.generate(prompts, sampling, keys, show_progress=self._shows_progress())
-        return _as_rollout(prompts, out, self.codec.decode(out.ids, out.lengths))
+        rollout = _as_rollout(prompts, out, self.codec.decode(out.ids, out.lengths))
+        rollout.temperature = sampling.temperature
+        return rollout
 
     def _shows_progress(self) -> bool:
         if self._trainer is None or not self._trainer.is_global_zero:
@@ -196,13 +194,38 @@ class PolicyModule(pl.LightningModule):
         Raises:
             ValueError: A schedule over the whole run, in a run without an end.
         """
+        self._warn_of_half_precision()
+        self.normalizer.clear()  # an earlier fit may have ended within a window
+        self.step_window.clear()
         for config in self.trainer.lr_scheduler_configs:
             if isinstance(config.scheduler, WarmupCosine) and not config.scheduler.fixed:
                 config.scheduler.set_total_steps(self.trainer.estimated_stepping_batches)
 
+    def begin_micro_batch(self, rollout: Rollout) -> None:
+        """Counts what the loss of this micro-batch divides by, over all ranks."""
+        self.step_window.batches += 1
+        self.normalizer.start(rollout, self.trainer)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Corrects the gradient where accumulated micro-batches were not of equal size, before it is clipped."""
+        self.normalizer.finish(self.parameters(), self.trainer.accumulate_grad_batches)
+        self.step_window.clear()
+
+    def _warn_of_half_precision(self) -> None:
+        half = {p.dtype for p in self.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+        if half:
+            rank_zero_warn(
+                f"the only copy of the trained weights is in half precision ({', '.join(map(str, half))}), in which "
+                "updates of a small learning rate round away (at 1e-6 a bfloat16 weight of 1.0 never moves); dtype "
+                "float32 with trainer.precision bf16-mixed keeps fp32 masters"
+            )
+
 
 def not_plain(arguments: dict[str, Any]) -> list[str]:
-    """Names of arguments that a checkpoint should not hold, since it is read without running code: callables."""
+    """Names of arguments that a checkpoint should not hold.
+
+    Callables, since a checkpoint is read without running code, and `weights`, since the checkpoint has the weights.
+    """
 
     def plain(value: Any) -> bool:
         if isinstance(value, dict):
@@ -211,12 +234,12 @@ def not_plain(arguments: dict[str, Any]) -> list[str]:
             return all(plain(item) for item in value)
         return isinstance(value, (str, int, float, bool, type(None)))
 
-    return [name for name, value in arguments.items() if not plain(value)]
+    return ["weights", *(name for name, value in arguments.items() if not plain(value))]
 
 
 def _check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
-        if value is not None and value < 1:
+        if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}: {value!r} is not valid; valid: null or an integer of at least 1")
 
 

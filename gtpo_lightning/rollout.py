@@ -39,7 +39,7 @@ class Problem:
         return self
 
 
-@dataclass
+@dataclass(eq=False)
 class Prompts:
     """Tokenised prompts, left-padded.
 
@@ -57,7 +57,7 @@ class Prompts:
         return len(self.problems)
 
 
-@dataclass
+@dataclass(eq=False)
 class Rollout:
     """N sampled completions with everything the loss needs, in prompt order.
 
@@ -85,6 +85,7 @@ class Rollout:
         token_weights: λ_{i,t}, (N, T). Default ones.
         sequence_weights: δ_i, (N,). Default ones.
         advantage_shift: −γ⟨H⟩_i, (N,). Default zeros.
+        temperature: What the logits were divided by in sampling, and are in scoring.
         aggregation: How the loss averages: `sequence` and `constant` over completions, `token` over tokens.
         denominator: What it divides by, so that micro-batches and ranks add up: completions with a non-empty mask (or
             their tokens) over all ranks, divided by the number of ranks. None: counted from the mask.
@@ -113,6 +114,7 @@ class Rollout:
     sequence_weights: Tensor = None  # type: ignore[assignment]
     advantage_shift: Tensor = None  # type: ignore[assignment]
     # normalisation
+    temperature: float = 1.0
     aggregation: str = "sequence"
     denominator: float | None = None
 
@@ -131,11 +133,11 @@ class Rollout:
         if self.lengths is None:
             self.lengths = self.completion_mask.long().sum(dim=1)
         if self.token_weights is None:
-            self.token_weights = torch.ones(rows, length, device=device)
+            self.token_weights = torch.ones(rows, length, dtype=torch.float32, device=device)
         if self.sequence_weights is None:
-            self.sequence_weights = torch.ones(rows, device=device)
+            self.sequence_weights = torch.ones(rows, dtype=torch.float32, device=device)
         if self.advantage_shift is None:
-            self.advantage_shift = torch.zeros(rows, device=device)
+            self.advantage_shift = torch.zeros(rows, dtype=torch.float32, device=device)
 
     def __len__(self) -> int:
         return self.completion_ids.shape[0]

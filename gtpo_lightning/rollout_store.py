@@ -76,6 +76,7 @@ _SKIPPED = ("prompts", "logprobs", "entropies")  # the first is packed by itself
 
 
 def _pack(rollout: Rollout) -> dict[str, Any]:
+    rollout = dataclasses.replace(rollout).to("cpu")
     fields = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name not in _SKIPPED}
     problems = [dataclasses.asdict(problem) for problem in rollout.prompts.problems]
     return {"fields": fields, "ids": rollout.prompts.ids, "mask": rollout.prompts.mask, "problems": problems}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, render_target
 from gtpo_lightning.hooks import log_means
-from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
 from gtpo_lightning.rollout import Problem, Rollout
 
@@ -22,7 +22,7 @@ class SFTModule(PolicyModule):
 
     Args:
         model: Hub id, folder, or an embedded name: `tiny`, `smollm2-135m`.
-        max_completion_length: Tokens of a completion at most; longer solutions are cut.
+        max_completion_length: Tokens of a completion at most; longer targets are cut, counted and warned about.
         temperature: Temperature of sampling in evaluation; the loss is at 1.
         micro_batch_size: Rows read at once, under activation checkpointing; null keeps the activations of all.
         weights: A checkpoint of this package whose policy is the start.
@@ -31,7 +31,7 @@ class SFTModule(PolicyModule):
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
         rollout_batch_size: Prompts sampled at once in evaluation; null samples all of a batch together.
-        seed: Seed of the random numbers that tokens are drawn with.
+        seed: Seed of the random numbers that tokens are drawn with; null takes that of `seed_everything`.
         optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
         lr_scheduler: Builds the learning-rate scheduler from the optimizer; stepped after each optimizer step.
 
@@ -52,23 +52,25 @@ class SFTModule(PolicyModule):
         system_prompt: str = SYSTEM_PROMPT,
         prompt_template: str = PLAIN_TEMPLATE,
         rollout_batch_size: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k != "self" and not k.startswith("__")}
         super().__init__(**arguments)
         self.save_hyperparameters(ignore=not_plain(arguments))
-        self.normalizer = Normalizer("token")
+        self.cut_targets = 0
+        """Targets that `max_completion_length` cut so far, on this rank."""
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
         """−(1/tokens) Σ log π(target), scalar; the mean is over all target tokens of the optimizer step."""
         prompts = self.codec.prompts(problems, self.device)
         ids, mask = self.codec.completions([render_target(problem) for problem in problems], self.device)
+        self._count_cut(mask)
         ids, mask = ids[:, : self.max_completion_length], mask[:, : self.max_completion_length]
         rows = torch.arange(len(problems), device=self.device)
         rollout = Rollout(prompts=prompts, group_ids=rows, completion_ids=ids, completion_mask=mask)
-        self.normalizer.start(rollout, self.trainer)
+        self.begin_micro_batch(rollout)
         logprobs, entropies = self.policy.score(
             prompts.ids, prompts.mask, rows, ids, mask, micro_batch_size=self.micro_batch_size
         )
@@ -78,6 +80,12 @@ class SFTModule(PolicyModule):
         log_means(self.trainer, self, {"train/entropy": (entropies.detach().sum(), tokens)})
         return -(logprobs * mask).sum() / self.normalizer.denominator
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Corrects the gradient where accumulated micro-batches held different numbers of tokens."""
-        self.normalizer.finish(self.parameters(), self.trainer.accumulate_grad_batches)
+    def _count_cut(self, mask: Tensor) -> None:
+        lengths = mask.sum(dim=1)
+        cut = int((lengths > self.max_completion_length).sum())
+        if cut and not self.cut_targets:
+            rank_zero_warn(
+                f"max_completion_length: {self.max_completion_length} cuts targets of up to {int(lengths.max())} "
+                "tokens; a cut target teaches not to end. They are counted in `cut_targets`."
+            )
+        self.cut_targets += cut

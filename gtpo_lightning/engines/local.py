@@ -83,8 +83,8 @@ class LocalEngine:
             ids=torch.full((rows, length), self.pad_id, device=device),
             lengths=torch.zeros(rows, dtype=torch.long, device=device),
             truncated=torch.ones(rows, dtype=torch.bool, device=device),
-            logprobs=torch.zeros(rows, length, device=device),
-            entropies=torch.zeros(rows, length, device=device),
+            logprobs=torch.zeros(rows, length, dtype=torch.float32, device=device),
+            entropies=torch.zeros(rows, length, dtype=torch.float32, device=device),
         )
 
     def _decode(

@@ -100,3 +100,11 @@ def test_l_12_both_ranks_enter_validation_together_while_gradients_accumulate(tm
     spawn(_ranks_while_accumulating, tmp_path)
     # Batches 3 and 6 of 6; the optimizer stepped after 2, 4 and 6.
     assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [[1, 3], [1, 3]]
+
+
+def test_m_07_a_resumed_run_still_knows_the_first_evaluation(tmp_path):
+    first = Evaluator()
+    first.history = [(0, {"val/x/avg@1": 0.25}), (2, {"val/x/avg@1": 0.5})]
+    again = Evaluator()
+    again.load_state_dict(first.state_dict())
+    assert again.history == first.history

@@ -97,3 +97,17 @@ def test_weights_start_from_another_runs_policy(tmp_path):
     fresh = GTPOModule("tiny", weights=str(tmp_path / "x.ckpt"))
     fresh.configure_model()
     assert torch.equal(flat(fresh), flat(module))
+
+
+def test_a_checkpoint_does_not_need_the_weights_its_run_started_from(tmp_path):
+    module = make_module(optimizer=adam)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(module, Sums(batch_size=2))
+    trainer.save_checkpoint(tmp_path / "start.ckpt")
+    second = GTPOModule("tiny", 4, 6, weights=str(tmp_path / "start.ckpt"), prompt_template="{question}")
+    trainer = make_trainer(tmp_path)
+    trainer.fit(second, Sums(batch_size=2))
+    trainer.save_checkpoint(tmp_path / "second.ckpt")
+    (tmp_path / "start.ckpt").unlink()
+    again = GTPOModule.load_from_checkpoint(tmp_path / "second.ckpt", weights_only=True)
+    assert torch.equal(flat(again), flat(second))
