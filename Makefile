@@ -39,7 +39,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 test: lint ## Lint, type-check, and run all tests that are not slow, docstring examples included.
 	time $(BIN)/python -m pytest -q -m "not slow" --durations=10
 
-test-slow: $(VENV)/.installed ## Run the slow tests: real models, two processes, packaging.
+test-slow: $(VENV)/.installed ## Run the slow tests: a real model, packaging.
 	time $(BIN)/python -m pytest -q -m slow --durations=0
 
 lint: $(VENV)/.installed ## Check style, format and types.
@@ -52,7 +52,7 @@ format: $(VENV)/.installed ## Format the sources and sort their imports.
 	$(BIN)/ruff format $(SOURCES)
 
 SEED ?= 0
-SEEDED = --seed_everything $(SEED) --model.seed $(SEED) --data.seed $(SEED)
+SEEDED = --seed_everything $(SEED)
 quickstart: $(VENV)/.installed ## Warm start, GTPO, evaluation before and after, of the tiny model on sums; SEED=1 for another seed.
 	$(BIN)/python main.py fit -c configs/quickstart_sft.yaml $(SEEDED)
 	$(BIN)/python main.py fit -c configs/quickstart.yaml $(SEEDED)

@@ -183,7 +183,6 @@ class DataModule(pl.LightningDataModule):
             window=lambda: trainer.accumulate_grad_batches,
             progress=(progress := TrainerProgress(trainer)),
         )
-        _warn_of_short_windows(trainer, loader)
         progress.repair(len(loader))
         return loader
 
@@ -249,16 +248,3 @@ def _rank_and_world_size(trainer: pl.Trainer | None) -> tuple[int, int]:
         return 0, 1
     replicas = getattr(trainer, "distributed_sampler_kwargs", None) or {}
     return replicas.get("rank", trainer.global_rank), replicas.get("num_replicas", trainer.world_size)
-
-
-def _warn_of_short_windows(trainer: pl.Trainer, loader: ProblemLoader) -> None:
-    """Lightning steps at the end of an epoch, however few batches were accumulated."""
-    limit = trainer.limit_train_batches
-    length = min(len(loader), limit) if isinstance(limit, int) else int(len(loader) * limit)
-    if 0 < length < loader.window and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        _log.warning(
-            "accumulate_grad_batches: %d, but an epoch has only %d batches, so every optimizer step takes in %d",
-            loader.window,
-            length,
-            length,
-        )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, instantiate_class
 
+# Loaded for their names: `--data Arithmetic` finds only classes that are imported.
+from gtpo_lightning import datamodules  # noqa: F401
 from gtpo_lightning.callbacks import CompletionLog, ConflictMasking, EntropyFilter, EntropyRegularizer, Evaluator
 from gtpo_lightning.policy_module import PolicyModule
 
@@ -50,7 +54,8 @@ class GTPOCLI(LightningCLI):
             return
         stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True).get("hyper_parameters", {})
         given = self._given[subcommand].get("model") or {}
-        if stored.pop("_class_path", None) != given.get("class_path"):
+        trained, asked = stored.pop("_class_path", None), given.get("class_path")
+        if trained is None or asked is None or import_object(trained) is not import_object(asked):
             return
         stored.pop("_instantiator", None)
         explicit = set(dict(given.get("init_args") or {}))
@@ -59,11 +64,25 @@ class GTPOCLI(LightningCLI):
             model = {"class_path": given["class_path"], "init_args": missing}
             self.config = self.parser.parse_object({subcommand: {"model": model}}, self.config)
 
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        """Lets `--optimizer` and `--lr_scheduler` replace the module's own, built once there are parameters."""
+        optimizer, scheduler = (self._get(self.config_init, name) for name in ("optimizer", "lr_scheduler"))
+        if optimizer:
+            self.model.build_optimizer = partial(instantiate_class, init=optimizer)
+        if scheduler:
+            self.model.build_lr_scheduler = partial(instantiate_class, init=scheduler)
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Builds the trainer with the parts that are switched on."""
         parts = [self._get(self.config_init, name) for name in PARTS]
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
         return self._instantiate_trainer(config, [part for part in parts if part is not None])
+
+
+def import_object(path: str) -> Any:
+    """What a dotted path names."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def main(args: list[str] | None = None) -> GTPOCLI:

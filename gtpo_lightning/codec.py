@@ -76,7 +76,9 @@ class Codec:
         prompt_template: str = PLAIN_TEMPLATE,
         extra_eos: Iterable[object] = (),
     ) -> None:
-        if "{question}" not in prompt_template:
+        if not isinstance(system_prompt, str):
+            raise ValueError(f"system_prompt: {system_prompt!r} is not valid; valid: a text, empty for none")
+        if not isinstance(prompt_template, str) or "{question}" not in prompt_template:
             raise ValueError(
                 f"prompt_template: {prompt_template!r} lacks the question; valid: a text with {{question}}"
             )

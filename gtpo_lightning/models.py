@@ -149,7 +149,7 @@ def load_model(name: str, *, dtype: str = "float32", attention: str | None = Non
 
 
 def _check_folder(name: str) -> None:
-    if not name:
+    if not isinstance(name, str) or not name:
         raise ValueError(f"model: {name!r} is empty; valid: a hub id, a folder, or one of {', '.join(EMBEDDED)}")
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not Path(name).expanduser().is_dir():

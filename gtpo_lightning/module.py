@@ -235,6 +235,7 @@ class GTPOModule(PolicyModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what a resumed run needs: the rollouts still in use and the running counts."""
+        super().on_save_checkpoint(checkpoint)
         # Only rollouts in use belong to a rank; without any, saving needs no other rank.
         rollouts = gather_objects(self.store.state_dict()) if self.updates_per_rollout > 1 else []
         checkpoint["gtpo_lightning"] = {"monitor": self.monitor.state_dict(), "rollouts": rollouts}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor"]
 
-_PATIENCE = 20  # steps in a row before a condition that may pass by itself is worth a warning
+_PATIENCE = 20  # steps over which a share that may pass by itself is averaged before it is worth a warning
 
 _EQUAL = (
     "every group of this step has equal rewards, so no completion has an advantage and only the other terms of the "
@@ -26,7 +26,7 @@ _EQUAL = (
     "problems of another difficulty"
 )
 _MOSTLY_EQUAL = (
-    "at least 70 % of the groups had equal rewards in each of the last 20 steps and gave no signal; a larger "
+    "most groups (60 % and more over the last 20 steps) had equal rewards and gave no signal; a larger "
     "group_size or problems of another difficulty give more"
 )
 _CLIPPED = (
@@ -42,7 +42,7 @@ class Monitor:
         self.num_tokens = 0
         self.equal_steps = 0
         """Steps whose groups all had equal rewards."""
-        self._in_a_row = {"equal": 0, "clipped": 0}
+        self._recent: dict[str, list[float]] = {"equal": [], "clipped": []}
         self._warned: list[str] = []
         self._update_started = time.perf_counter()
 
@@ -118,12 +118,10 @@ class Monitor:
         if equal == 1.0:
             self.equal_steps += 1
             self._warn_once(_EQUAL)
-        self._in_a_row["equal"] = self._in_a_row["equal"] + 1 if equal >= 0.7 else 0
-        self._in_a_row["clipped"] = self._in_a_row["clipped"] + 1 if clipped >= 0.95 else 0
-        if self._in_a_row["equal"] == _PATIENCE:
-            self._warn_once(_MOSTLY_EQUAL)
-        if self._in_a_row["clipped"] == _PATIENCE:
-            self._warn_once(_CLIPPED)
+        for name, share, high, text in (("equal", equal, 0.6, _MOSTLY_EQUAL), ("clipped", clipped, 0.9, _CLIPPED)):
+            self._recent[name] = [*self._recent[name], share][-_PATIENCE:]
+            if len(self._recent[name]) == _PATIENCE and sum(self._recent[name]) >= high * _PATIENCE:
+                self._warn_once(text)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -135,7 +133,7 @@ class Monitor:
         return {
             "num_tokens": self.num_tokens,
             "equal_steps": self.equal_steps,
-            "in_a_row": dict(self._in_a_row),
+            "recent": {name: list(shares) for name, shares in self._recent.items()},
             "warned": list(self._warned),
         }
 
@@ -143,7 +141,7 @@ class Monitor:
         """Restores what `state_dict` returned."""
         self.num_tokens = state["num_tokens"]
         self.equal_steps = state["equal_steps"]
-        self._in_a_row = dict(state["in_a_row"])
+        self._recent = {name: list(shares) for name, shares in state["recent"].items()}
         self._warned = list(state["warned"])
 
 

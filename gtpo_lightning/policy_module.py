@@ -117,6 +117,7 @@ class PolicyModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Builds the policy before its weights are restored, so that `load_from_checkpoint` works."""
         self.configure_model()
+        self._drop_foreign_moments(checkpoint)
 
     # sampling
 
@@ -180,9 +181,14 @@ class PolicyModule(pl.LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer over the trainable parameters, and the scheduler stepped with it."""
         optimizer = self.build_optimizer([p for p in self.parameters() if p.requires_grad])
-        if self.build_lr_scheduler is None:
+        scheduler = None if self.build_lr_scheduler is None else self.build_lr_scheduler(optimizer)
+        # A schedule has scaled `lr` already; `initial_lr` is what the optimizer was built with.
+        self._built_groups = [
+            {**{k: v for k, v in group.items() if k != "params"}, "lr": group.get("initial_lr", group["lr"])}
+            for group in optimizer.param_groups
+        ]
+        if scheduler is None:
             return optimizer
-        scheduler = self.build_lr_scheduler(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
@@ -195,6 +201,8 @@ class PolicyModule(pl.LightningModule):
             ValueError: A schedule over the whole run, in a run without an end.
         """
         self._warn_of_half_precision()
+        self._warn_of_short_windows()
+        self._prefer_built_settings()
         self.normalizer.clear()  # an earlier fit may have ended within a window
         self.step_window.clear()
         for config in self.trainer.lr_scheduler_configs:
@@ -210,6 +218,47 @@ class PolicyModule(pl.LightningModule):
         """Corrects the gradient where accumulated micro-batches were not of equal size, before it is clipped."""
         self.normalizer.finish(self.parameters(), self.trainer.accumulate_grad_batches)
         self.step_window.clear()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds which optimizer the saved moments belong to."""
+        checkpoint["optimizer_name"] = self._optimizer_name()
+
+    def _optimizer_name(self) -> str:
+        return type(self.build_optimizer([torch.nn.Parameter(torch.zeros(1))])).__name__
+
+    def _drop_foreign_moments(self, checkpoint: dict[str, Any]) -> None:
+        """Another optimizer than the checkpoint's starts afresh: its state has other fields."""
+        saved, now = checkpoint.get("optimizer_name"), self._optimizer_name()
+        if saved is not None and saved != now and checkpoint.get("optimizer_states"):
+            rank_zero_warn(f"optimizer: the checkpoint was made with {saved}, this run uses {now}, which starts afresh")
+            checkpoint["optimizer_states"] = []
+
+    def _prefer_built_settings(self) -> None:
+        """Settings an optimizer was built with win over those its restored state brings; equal ones change nothing."""
+        if not getattr(self, "_built_groups", None):
+            return
+        (optimizer,) = self.trainer.optimizers
+        schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
+        for index, (group, built) in enumerate(zip(optimizer.param_groups, self._built_groups, strict=True)):
+            group.update({name: value for name, value in built.items() if name not in ("lr", "initial_lr")})
+            base = group.get("initial_lr", group["lr"])
+            if base == built["lr"]:
+                continue
+            group["lr"] = group["lr"] * built["lr"] / base if schedulers and base else built["lr"]
+            if "initial_lr" in group:
+                group["initial_lr"] = built["lr"]
+            for scheduler in schedulers:
+                if hasattr(scheduler, "base_lrs"):
+                    scheduler.base_lrs[index] = built["lr"]
+
+    def _warn_of_short_windows(self) -> None:
+        """An epoch shorter than a window steps at its end all the same, however few batches were accumulated."""
+        batches, window = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        if batches < window and not getattr(self.trainer, "fast_dev_run", False):
+            rank_zero_warn(
+                f"accumulate_grad_batches: {window}, but an epoch has only {int(batches)} batches, so every optimizer "
+                f"step takes in {int(batches)}"
+            )
 
     def _warn_of_half_precision(self) -> None:
         half = {p.dtype for p in self.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}

@@ -48,12 +48,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         checks = {
-            "num_samples": (self.num_samples >= 1, "an integer of at least 1"),
-            "max_completion_length": (self.max_completion_length >= 1, "an integer of at least 1"),
-            "temperature": (0 < self.temperature < float("inf"), "a number above 0; greedy: true takes the likeliest"),
-            "top_k": (self.top_k is None or self.top_k >= 1, "null or an integer of at least 1"),
-            "top_p": (0 < self.top_p <= 1, "a number above 0, at most 1"),
-            "min_p": (0 <= self.min_p < 1, "a number of at least 0, below 1"),
+            "num_samples": (_is_count(self.num_samples), "an integer of at least 1"),
+            "max_completion_length": (_is_count(self.max_completion_length), "an integer of at least 1"),
+            "temperature": (
+                _is_number(self.temperature) and 0 < self.temperature < float("inf"),
+                "a number above 0; greedy: true takes the likeliest",
+            ),
+            "top_k": (self.top_k is None or _is_count(self.top_k), "null or an integer of at least 1"),
+            "top_p": (_is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0, at most 1"),
+            "min_p": (_is_number(self.min_p) and 0 <= self.min_p < 1, "a number of at least 0, below 1"),
         }
         for name, (fine, valid) in checks.items():
             if not fine:
@@ -73,6 +76,14 @@ class Sampling:
     def restricted(self) -> bool:
         """Whether the sampled distribution is cut."""
         return self.top_k is not None or self.top_p < 1 or self.min_p > 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def keyed_uniforms(keys: Sequence[tuple[object, ...]], length: int) -> Tensor:

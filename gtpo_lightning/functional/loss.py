@@ -66,7 +66,7 @@ def policy_loss(
     _check_shapes(logprobs, weights, completion_mask, old_logprobs)
 
     real = as_bool(completion_mask)
-    dtype = result_dtype(logprobs, weights)
+    dtype = result_dtype(logprobs, weights, *([] if old_logprobs is None else [old_logprobs]))
     objective = _objective(logprobs.to(dtype), weights.detach().to(dtype), real, old_logprobs, bounds)
     lengths = real.sum(dim=1)
     per_row = objective.sum(dim=1)

@@ -24,7 +24,7 @@ _NOT_A_LABEL = "not no never at least most less more than about approximately or
 _DENIALS = frozenset(_NOT_A_LABEL.split())
 _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|approx)(?![A-Za-z])")
 _CURRENCY = re.compile(rf"([-+ ]*)([{CURRENCIES}]) ?")
-_BASED = re.compile(r"([-+]?)0*([0-9][0-9A-Za-z.]*)_(?:([0-9]{1,3})|\{ ?([0-9]{1,3}) ?\})\Z")
+_BASED = re.compile(r"([-+]?)0*([0-9A-Za-z][0-9A-Za-z.]*)_(?:([0-9]{1,3})|\{ ?([0-9]{1,3}) ?\})\Z")
 _NAMED_BASE = re.compile(r" ?\(?base ([0-9]{1,3})\)?\Z")
 _CONJUNCTION = re.compile(rf",? ?{TEXT_OPEN}?(?<![A-Za-z]) ?(?:and|or) ?(?![A-Za-z]){TEXT_CLOSE}? ?")
 _RUN = re.compile(r"(?<![0-9.])[0-9]+(?![0-9])(?:,[0-9]+(?![0-9]))+")
@@ -172,10 +172,20 @@ def _bracketed(text: str, depth: int) -> Value:
     return parse(inner, depth + 1)
 
 
+def _has_base(digits: str, base: int) -> bool:
+    """Whether a numeral is written in a base: it begins with a figure (`11_3`), or all its letters are digits there.
+
+    So `FF_{16}` is a number and `x_1`, `a_2` are names with an index.
+    """
+    if digits[0].isdigit():
+        return True
+    return 10 < base <= 36 and all(char == "." or int(char, 36) < base for char in digits.lower())
+
+
 def _number(text: str) -> Value | None:
     """An integer, decimal or fraction with its unit, currency or base; None if the text is more than that."""
     squashed = squash(text)
-    if "_" in squashed and (based := _BASED.match(squashed)):
+    if "_" in squashed and (based := _BASED.match(squashed)) and _has_base(based[2], int(based[3] or based[4])):
         return Value("based", (based[1] == "-", based[2].lower(), int(based[3] or based[4])), squashed)
     plain = text.replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "") if text.startswith(TEXT_OPEN) else text
     currency = _CURRENCY.match(plain)

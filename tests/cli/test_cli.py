@@ -1,5 +1,7 @@
 """The command line: every YAML runs, each ablation removes one part, and what was typed wins."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,11 +117,53 @@ def test_l_01_what_was_typed_wins_over_the_checkpoint(tmp_path):
     assert again.trainer.global_step == 2
 
 
+def bare(folder, *extra, model="gtpo_lightning.GTPOModule"):
+    """A run without any config file, so that nothing is given but what is typed."""
+    flags = [f"--model={model}", "--model.model=tiny", "--model.prompt_template={question}", "--data=Arithmetic"]
+    return main(["fit", *flags, *SMALL, f"--trainer.default_root_dir={folder}", *map(str, extra)])
+
+
 def test_l_01_the_checkpoint_fills_what_neither_file_nor_command_line_gave(tmp_path):
-    first = fit(tmp_path, "--model.seed=5", "--model.rollout_batch_size=1", "--trainer.max_steps=1")
-    again = fit(tmp_path, "--ckpt_path", first.trainer.checkpoint_callback.last_model_path, "--trainer.max_steps=1")
+    first = bare(tmp_path, "--model.seed=5", "--model.temperature=0.9", "--trainer.max_steps=1")
+    path = first.trainer.checkpoint_callback.best_model_path
+    again = bare(tmp_path, "--ckpt_path", path, "--trainer.max_steps=1", model="gtpo_lightning.module.GTPOModule")
     assert again.model.seed == 5
-    assert again.model.rollout_batch_size == 1
+    assert again.model.temperature == 0.9
+
+
+def test_l_01_a_typed_learning_rate_wins_over_the_checkpoints(tmp_path):
+    first = bare(tmp_path, "--model.optimizer=torch.optim.AdamW", "--model.optimizer.lr=1e-3", "--trainer.max_steps=1")
+    path = first.trainer.checkpoint_callback.best_model_path
+    again = bare(tmp_path, "--model.optimizer=torch.optim.AdamW", "--model.optimizer.lr=0.5", "--ckpt_path", path,
+                 "--trainer.max_steps=2")  # fmt: skip
+    assert again.trainer.global_step == 2
+    assert again.trainer.optimizers[0].param_groups[0]["lr"] == 0.5
+
+
+def test_l_06b_lightnings_own_optimizer_flags_work(tmp_path):
+    overlay = tmp_path / "adamw.yaml"
+    overlay.write_text("optimizer:\n  class_path: torch.optim.AdamW\n  init_args: {lr: 0.1, betas: [0.8, 0.9]}\n")
+    flags = [
+        "-c",
+        overlay,
+        "--optimizer=SGD",
+        "--optimizer.lr=0.2",
+        "--lr_scheduler=StepLR",
+        "--lr_scheduler.step_size=1",
+    ]
+    cli = bare(tmp_path, *flags, "--trainer.max_steps=1")
+    (optimizer,) = cli.trainer.optimizers
+    assert type(optimizer) is torch.optim.SGD
+    assert optimizer.defaults["lr"] == 0.2
+    assert type(cli.trainer.lr_scheduler_configs[0].scheduler) is torch.optim.lr_scheduler.StepLR
+
+
+def test_short_names_of_data_modules_work_in_a_fresh_process(tmp_path):
+    code = "import sys; from gtpo_lightning.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "fit", "--model=GTPOModule", "--model.model=tiny", "--data=Arithmetic",
+               "--print_config"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CONFIGS.parent, check=True)
+    assert "class_path: gtpo_lightning.datamodules.Arithmetic" in done.stdout
 
 
 def test_l_06b_another_optimizer_does_not_keep_the_first_ones_arguments(tmp_path):
@@ -158,7 +202,7 @@ def test_a_second_run_in_one_folder_works(tmp_path):
 
 
 def test_g_20_no_logger_is_needed(tmp_path):
-    cli = fit(tmp_path, "--trainer.logger=false", "--trainer.callbacks=null", "--trainer.max_steps=1",
+    cli = fit(tmp_path, "--trainer.logger=false",  "--trainer.max_steps=1",
               f"--trainer.default_root_dir={tmp_path}", logger=False)  # fmt: skip
     assert cli.trainer.global_step == 1
     assert (tmp_path / "completions.jsonl").exists()

@@ -111,3 +111,44 @@ def test_a_checkpoint_does_not_need_the_weights_its_run_started_from(tmp_path):
     (tmp_path / "start.ckpt").unlink()
     again = GTPOModule.load_from_checkpoint(tmp_path / "second.ckpt", weights_only=True)
     assert torch.equal(flat(again), flat(second))
+
+
+def resumed(folder, first, then, scheduler=None, then_scheduler=None):
+    """One step with an optimizer, then a resumed second step with another; the second trainer."""
+    module = make_module(optimizer=first, lr_scheduler=scheduler)
+    trainer = make_trainer(folder, max_epochs=-1)
+    trainer.fit(module, Sums(batch_size=2))
+    trainer.save_checkpoint(folder / "x.ckpt")
+    module = make_module(optimizer=then, lr_scheduler=then_scheduler)
+    trainer = make_trainer(folder, max_steps=2, max_epochs=-1)
+    trainer.fit(module, Sums(batch_size=2), ckpt_path=str(folder / "x.ckpt"))
+    return trainer
+
+
+def test_l_01_the_optimizers_own_settings_win_over_the_restored_ones(tmp_path):
+    def build(lr, weight_decay):
+        return lambda params: torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay)
+
+    (optimizer,) = resumed(tmp_path, build(1e-3, 0.1), build(0.5, 0.2)).optimizers
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer.param_groups[0]["weight_decay"] == 0.2
+    assert all(state["step"] == 2 for state in optimizer.state.values())  # the moments were restored
+
+
+def test_l_01_a_scheduled_learning_rate_is_rebased(tmp_path):
+    def halve(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    def build(lr):
+        return lambda params: torch.optim.SGD(params, lr=lr)
+
+    trainer = resumed(tmp_path, build(0.1), build(0.8), halve, halve)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2)  # 0.8, halved twice
+    assert trainer.lr_scheduler_configs[0].scheduler.base_lrs == [0.8]
+
+
+def test_l_06b_another_optimizer_on_resume_starts_afresh_and_says_so(tmp_path):
+    with pytest.warns(UserWarning, match="made with Adam, this run uses SGD"):
+        trainer = resumed(tmp_path, adam, lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.9))
+    assert trainer.global_step == 2
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5

@@ -203,24 +203,6 @@ def test_c14_a_batch_size_found_automatically(lightning):
 # accumulation
 
 
-@pytest.mark.parametrize(("train", "limit", "expected"), [(2, 1.0, 1), (8, 1, 1), (6, 1.0, 3), (8, 0.5, 2)])
-def test_d03_fewer_batches_than_a_window_are_told(lightning, caplog, train, limit, expected):
-    lightning.fit(lightning.Numbers(train=train), accumulate_grad_batches=4, limit_train_batches=limit, max_epochs=2)
-    warnings = [record.getMessage() for record in caplog.records if "accumulate" in record.getMessage()]
-    assert warnings == [
-        f"accumulate_grad_batches: 4, but an epoch has only {expected} batches, so every optimizer step takes in "
-        f"{expected}"
-    ]
-
-
-@pytest.mark.parametrize(
-    "flags", [{}, {"accumulate_grad_batches": 5}, {"accumulate_grad_batches": 8, "fast_dev_run": 1}]
-)
-def test_d03_full_windows_and_trial_runs_are_not(lightning, caplog, flags):
-    lightning.fit(max_epochs=1, **flags)
-    assert "accumulate" not in caplog.text
-
-
 def test_d02_l13_lightning_divides_the_short_last_window_by_the_full_size(lightning):
     """5 batches, 4 accumulated: the loader tells the real sizes, 4 and 1; fails when Lightning divides by them."""
     told, gradients = [], []

@@ -498,3 +498,20 @@ def test_gold_is_read_with_balanced_braces():  # G-15
 def test_is_correct_refuses_an_unknown_style():
     with pytest.raises(ValueError, match="style"):
         is_correct("5", "5", style="last")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "equal"),
+    [
+        ("5 mph", "5 miles per hour", True),
+        ("5 kph", "5 km/h", True),
+        ("5 mph", "5 kph", False),
+        ("FF_{16}", "ff_{16}", True),
+        ("FF_{16}", "FE_{16}", False),
+        ("FF_{16}", "255", False),
+        ("x_1", "x_2", False),
+    ],
+)
+def test_compound_units_and_numerals_that_begin_with_a_letter(prediction, gold, equal):
+    assert is_equivalent(prediction, gold) is equal
+    assert is_equivalent(gold, prediction) is equal
