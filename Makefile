@@ -37,10 +37,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test: lint ## Lint, type-check, and run all tests that are not slow, docstring examples included.
-	time $(BIN)/python -m pytest -q -m "not slow" --durations=10
+	time $(BIN)/python -m pytest -q -n 2 -m "not slow" --durations=10
 
 test-slow: $(VENV)/.installed ## Run the slow tests: a real model, packaging.
-	time $(BIN)/python -m pytest -q -m slow --durations=0
+	time $(BIN)/python -m pytest -q -m slow --timeout=900 --durations=0
 
 lint: $(VENV)/.installed ## Check style, format and types.
 	time $(BIN)/ruff check $(SOURCES)
