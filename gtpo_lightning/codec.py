@@ -32,7 +32,7 @@ def render_target(problem: Problem) -> str:
 
     Example:
         >>> render_target(Problem("a", "1+1=", "2", {"solution": "1 and 1"}))
-        '<reasoning>\\n1 and 1\\n</reasoning>\\n<answer>\\n2\\n</answer>'
+        '<reasoning>\n1 and 1\n</reasoning>\n<answer>\n2\n</answer>'
     """
     target = problem.meta.get("target")
     if target is not None:

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-__all__ = ["EMBEDDED", "load_model", "load_tokenizer", "tiny_model", "tiny_tokenizer"]
+__all__ = ["EMBEDDED", "check_name", "load_model", "load_tokenizer", "tiny_model", "tiny_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return tiny_tokenizer()
     if name == "smollm2-135m":
         return AutoTokenizer.from_pretrained(_smollm2_folder(), gguf_file=_SMOLLM2_FILE)
-    _check_folder(name)
+    check_name(name)
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -138,7 +138,7 @@ def load_model(name: str, *, dtype: str = "float32", attention: str | None = Non
         folder = _smollm2_folder()
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=_SMOLLM2_FILE, dtype=torch_dtype, **config)
         return _as_dense(model).eval()
-    _check_folder(name)
+    check_name(name)
     try:
         return AutoModelForCausalLM.from_pretrained(name, dtype=torch_dtype, **config).eval()
     except OSError as error:
@@ -148,7 +148,12 @@ def load_model(name: str, *, dtype: str = "float32", attention: str | None = Non
         ) from error
 
 
-def _check_folder(name: str) -> None:
+def check_name(name: str) -> None:
+    """Refuses what can be no model: neither an embedded name nor a hub id nor a folder.
+
+    Raises:
+        ValueError: An empty name, or a path that is no folder.
+    """
     if not isinstance(name, str) or not name:
         raise ValueError(f"model: {name!r} is empty; valid: a hub id, a folder, or one of {', '.join(EMBEDDED)}")
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1

@@ -17,7 +17,7 @@ from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.engines import Completions, Engine, Sampling
 from gtpo_lightning.engines.local import LocalEngine
 from gtpo_lightning.hooks import StepWindow
-from gtpo_lightning.models import EMBEDDED, load_model, load_tokenizer
+from gtpo_lightning.models import EMBEDDED, check_name, load_model, load_tokenizer
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.policy import Policy
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
@@ -77,6 +77,7 @@ class PolicyModule(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        check_name(model)
         _check_counts(rollout_batch_size=rollout_batch_size, micro_batch_size=micro_batch_size)
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype: {dtype!r} is not valid; valid: float32, bfloat16, float16")

@@ -216,7 +216,7 @@ def test_problems_of_another_number():
         [np.float32(1), torch.tensor(2.5), np.int64(1)],
         iter([1, 2.5, 1]),
     ],
-    ids=str,
+    ids=["list", "tuple", "tensor", "half tensor", "array", "scalars", "iterator"],
 )
 def test_numbers_of_any_kind(values):
     assert score(returns(values))[0].tolist() == [1.0, 2.5, 1.0]
