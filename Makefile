@@ -56,6 +56,7 @@ SEEDED = --seed_everything $(SEED)
 quickstart: $(VENV)/.installed ## Warm start, GTPO, evaluation before and after, of the tiny model on sums; SEED=1 for another seed.
 	$(BIN)/python main.py fit -c configs/quickstart_sft.yaml $(SEEDED)
 	$(BIN)/python main.py fit -c configs/quickstart.yaml $(SEEDED)
+	$(BIN)/python benchmarks/quickstart_check.py runs/quickstart/gtpo
 
 quickstart-seeds: $(VENV)/.installed ## The quickstart with seeds 0, 1 and 2.
 	for seed in 0 1 2; do $(MAKE) --no-print-directory quickstart SEED=$$seed || exit 1; done

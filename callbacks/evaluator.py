@@ -13,11 +13,10 @@ from rich.table import Table
 from gtpo_lightning.distributed import gather_objects
 from gtpo_lightning.engines import Sampling
 from gtpo_lightning.rewards import format_reward, is_correct
+from gtpo_lightning.rewards.format import FULL_FORMAT
 from gtpo_lightning.rollout import Problem, Rollout
 
 __all__ = ["Evaluator"]
-
-_FULL_FORMAT = 10.0
 
 
 class Evaluator(pl.Callback):
@@ -161,7 +160,7 @@ class Evaluator(pl.Callback):
             problem = problems[group]
             right = is_correct(text, problem.answer, style=self.answer_style)
             row = sums.setdefault(problem.id, [0.0, 0.0, 0.0, 0.0])
-            for i, value in enumerate((right, format_reward(text) == _FULL_FORMAT, length, 1)):
+            for i, value in enumerate((right, format_reward(text) == FULL_FORMAT, length, 1)):
                 row[i] += float(value)
         for key, (right_sum, format_sum, length_sum, count) in sums.items():
             self._seen.setdefault(key, (right_sum / count, format_sum / count, length_sum / count))

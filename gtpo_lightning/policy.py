@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -165,7 +166,6 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         micro_batch_size: int | None = None,
         entropy_grad: bool = False,
-        share_prompt: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of completions under this policy, at the temperature they were sampled with.
 
@@ -182,7 +182,6 @@ class Policy(nn.Module):
             temperature: Divides the logits; log-probs and entropies are those of the tempered distribution.
             micro_batch_size: Rows a chunk; None reads all rows at once and keeps their activations.
             entropy_grad: Whether the entropies carry a gradient.
-            share_prompt: False reads prompt and completion together, a row at a time; the reference for tests.
 
         Returns:
             Log-probs (N, T) with gradient and entropies (N, T), both nats and 0 on padding.
@@ -194,64 +193,23 @@ class Policy(nn.Module):
             return zero, zero if entropy_grad else zero.detach()
         total = completion_ids.shape[1]
         ids, real = completion_ids[:, :length], real[:, :length]
-        read = self._reader(prompt_ids, prompt_mask, temperature, micro_batch_size, entropy_grad, share_prompt)
-        chunks = row_prompts.split(micro_batch_size or max(len(row_prompts), 1))
-        rows = torch.arange(len(row_prompts), device=ids.device).split(micro_batch_size or max(len(row_prompts), 1))
-        parts = [read(prompts, ids[index], real[index]) for prompts, index in zip(chunks, rows, strict=True)]
-        logprobs = torch.cat([part[0] for part in parts])
-        entropies = torch.cat([part[1] for part in parts])
+        chunked = micro_batch_size is not None and torch.is_grad_enabled()
+        run = partial(checkpoint, use_reentrant=False) if chunked else _call
+        size = micro_batch_size or max(len(ids), len(prompt_ids))
+        prompts = zip(prompt_ids.split(size), prompt_mask.split(size), strict=True)
+        last, layers = _joined([run(self._read_prompts, *chunk) for chunk in prompts])
+        settings = (temperature, entropy_grad)
+        chunks = zip(row_prompts.split(size), ids.split(size), real.split(size), strict=True)
+        parts = [run(self._read_completions, last, layers, prompt_mask, *chunk, *settings) for chunk in chunks]
+        logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
         pad = (0, total - length)
         return nn.functional.pad(logprobs, pad), nn.functional.pad(entropies, pad)
 
-    def _reader(
-        self,
-        prompt_ids: Tensor,
-        prompt_mask: Tensor,
-        temperature: float,
-        micro_batch_size: int | None,
-        entropy_grad: bool,
-        share_prompt: bool,
-    ) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The function that scores one chunk of rows, with the prompts already read where they are shared."""
-        settings = {"temperature": temperature, "entropy_grad": entropy_grad}
-        checkpointed = micro_batch_size is not None and torch.is_grad_enabled()
+    def _read_prompts(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
+        with eval_mode(self.model):  # here and not outside, since a checkpointed chunk runs again in the backward pass
+            return self.prefill(ids, mask)
 
-        def run(function: Callable[..., Any], *args: Tensor) -> Any:
-            return checkpoint(function, *args, use_reentrant=False) if checkpointed else function(*args)
-
-        if not share_prompt:
-
-            def read_whole(prompts: Tensor, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-                return self._score_whole(prompt_ids[prompts], prompt_mask[prompts], ids, real, **settings)
-
-            return lambda *rows: run(read_whole, *rows)
-
-        def prefill(ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
-            with eval_mode(self.model):
-                return self.prefill(ids, mask)
-
-        parts = [
-            run(prefill, ids, mask)
-            for ids, mask in zip(
-                prompt_ids.split(micro_batch_size or len(prompt_ids)),
-                prompt_mask.split(micro_batch_size or len(prompt_ids)),
-                strict=True,
-            )
-        ]
-        last = torch.cat([part[0] for part in parts])
-        layers = [
-            (torch.cat([part[1][i][0] for part in parts]), torch.cat([part[1][i][1] for part in parts]))
-            if len(parts) > 1
-            else parts[0][1][i]
-            for i in range(len(parts[0][1]))
-        ]
-
-        def read_shared(prompts: Tensor, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-            return self._score_shared(last, layers, prompt_mask, prompts, ids, real, **settings)
-
-        return lambda *rows: run(read_shared, *rows)
-
-    def _score_shared(
+    def _read_completions(
         self,
         last: Tensor,
         layers: KeyValues,
@@ -259,7 +217,8 @@ class Policy(nn.Module):
         prompts: Tensor,
         ids: Tensor,
         real: Tensor,
-        **settings: float,
+        temperature: float,
+        entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         """Completions attend to the repeated cache of their prompt; position t is predicted by the state before it."""
         with eval_mode(self.model):
@@ -274,20 +233,10 @@ class Policy(nn.Module):
                 start = rows_mask.long().sum(dim=1, keepdim=True)
                 positions = start + torch.arange(inputs.shape[1], device=ids.device)
                 states = torch.cat([states, self.hidden(inputs, mask, positions, cache)], dim=1)
-            return self._read_head(states, ids, real, **settings)
-
-    def _score_whole(
-        self, prompt_ids: Tensor, prompt_mask: Tensor, ids: Tensor, real: Tensor, **settings: float
-    ) -> tuple[Tensor, Tensor]:
-        """The plain forward over prompt and completion."""
-        with eval_mode(self.model):
-            mask = torch.cat([prompt_mask.bool(), torch.ones_like(real[:, :-1])], dim=1)
-            inputs = torch.cat([prompt_ids, torch.where(real, ids, 0)[:, :-1]], dim=1)
-            hidden = self.hidden(inputs, mask, position_ids(mask))
-            return self._read_head(hidden[:, prompt_ids.shape[1] - 1 :], ids, real, **settings)
+            return self._read_head(states, ids, real, temperature, entropy_grad)
 
     def _read_head(
-        self, states: Tensor, ids: Tensor, real: Tensor, *, temperature: float, entropy_grad: float
+        self, states: Tensor, ids: Tensor, real: Tensor, temperature: float, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
         head = self.head
         logprobs, entropies = logprobs_and_entropies(
@@ -296,7 +245,7 @@ class Policy(nn.Module):
             ids[real],
             bias=head.bias,
             temperature=temperature,
-            entropy_grad=bool(entropy_grad),
+            entropy_grad=entropy_grad,
             logit_scale=head.scale,
             softcap=head.softcap,
         )
@@ -307,3 +256,16 @@ class Policy(nn.Module):
         """0, attached to every trainable parameter: the loss of a rank without work."""
         terms = [p.reshape(-1)[:1].sum() * 0.0 for p in self.parameters() if p.requires_grad]
         return torch.stack([term.float() for term in terms]).sum() if terms else torch.zeros(())
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def _joined(parts: list[tuple[Tensor, KeyValues]]) -> tuple[Tensor, KeyValues]:
+    """Chunks of prompts as one batch: last states (B, D), and each layer's keys and values."""
+    if len(parts) == 1:
+        return parts[0]
+    layers = zip(*(layers for _, layers in parts), strict=True)
+    joined = [(torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer])) for layer in layers]
+    return torch.cat([last for last, _ in parts]), joined

@@ -61,6 +61,10 @@ class WarmupCosine(LambdaLR):
     def factor(self, step: int) -> float:
         """The factor of the learning rate at an optimizer step, counted from 0."""
         if self.total_steps is None:
+            if step > 0:
+                raise ValueError(
+                    "total_steps: null, and no trainer told the length of the run; valid: give total_steps"
+                )
             return 1.0
         warmup = math.ceil(self.warmup * self.total_steps) if self.warmup < 1 else int(self.warmup)
         if step < warmup:

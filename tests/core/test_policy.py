@@ -91,14 +91,13 @@ def reference(model, temperature):
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 1, 4])
-@pytest.mark.parametrize("share_prompt", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_score_equals_the_plain_forward_in_value_and_gradient(name, share_prompt, micro_batch_size):
+def test_score_equals_the_plain_forward_in_value_and_gradient(name, micro_batch_size):
     model = build(name)
     policy = Policy(model)
     ids, mask, rows, out, out_mask = batch()
     logprobs, entropies = policy.score(
-        ids, mask, rows, out, out_mask, temperature=0.7, micro_batch_size=micro_batch_size, share_prompt=share_prompt
+        ids, mask, rows, out, out_mask, temperature=0.7, micro_batch_size=micro_batch_size
     )
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     (logprobs * weights).sum().backward()

@@ -56,3 +56,8 @@ def test_a_run_without_an_end_is_refused(tmp_path):
     module = make_module(lr_scheduler=WarmupCosine)
     with pytest.raises(ValueError, match="total_steps: inf"):
         make_trainer(tmp_path, max_steps=-1, max_epochs=-1).fit(module, Sums(batch_size=2))
+
+
+def test_a_length_that_nobody_tells_is_refused_after_the_first_step():
+    with pytest.raises(ValueError, match="total_steps: null"):
+        rates(2)
