@@ -203,6 +203,7 @@ class PolicyModule(pl.LightningModule):
         """
         self._warn_of_half_precision()
         self._warn_of_short_windows()
+        self._warn_of_forgetful_loader()
         self._prefer_built_settings()
         self.normalizer.clear()  # an earlier fit may have ended within a window
         self.step_window.clear()
@@ -259,6 +260,16 @@ class PolicyModule(pl.LightningModule):
             rank_zero_warn(
                 f"accumulate_grad_batches: {window}, but an epoch has only {int(batches)} batches, so every optimizer "
                 f"step takes in {int(batches)}"
+            )
+
+    def _warn_of_forgetful_loader(self) -> None:
+        """A loader without state starts its epoch again: batches seen come twice, as many others never."""
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        in_mid_epoch = progress.current.ready > 0 and not progress.is_last_batch
+        if in_mid_epoch and not hasattr(self.trainer.train_dataloader, "state_dict"):
+            rank_zero_warn(
+                f"ckpt_path: resumed after {progress.current.ready} batches of an epoch, but the loader has no "
+                "state_dict and starts the epoch again; the loaders of gtpo_lightning.datamodules go on where they were"
             )
 
     def _warn_of_half_precision(self) -> None:

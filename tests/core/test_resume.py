@@ -8,6 +8,7 @@ from gtpo_lightning import GTPOModule
 from gtpo_lightning.callbacks import EntropyFilter
 from gtpo_lightning.hooks import RLCallback
 from gtpo_lightning.schedulers import WarmupCosine
+from tests.helpers.fakes import warnings_of
 from tests.helpers.training import Sums, adam, all_parts, flat, make_module, make_trainer
 
 
@@ -152,3 +153,17 @@ def test_l_06b_another_optimizer_on_resume_starts_afresh_and_says_so(tmp_path):
         trainer = resumed(tmp_path, adam, lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.9))
     assert trainer.global_step == 2
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
+
+
+def test_e_03_a_loader_that_cannot_go_on_is_said(tmp_path):
+    problems = Sums().make_problems("train")
+    loader = torch.utils.data.DataLoader(problems, batch_size=2, collate_fn=list)
+    trainer = make_trainer(tmp_path, max_steps=2)
+    trainer.fit(make_module(), loader)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    for data, said in ((loader, 1), (Sums(batch_size=2, shuffle=False), 0)):
+        again = make_trainer(tmp_path, max_steps=3, max_epochs=-1)
+        texts = warnings_of(
+            lambda again=again, data=data: again.fit(make_module(), data, ckpt_path=str(tmp_path / "x.ckpt"))
+        )
+        assert sum("has no state_dict" in text for text in texts) == said
