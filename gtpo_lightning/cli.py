@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,21 @@ class GTPOCLI(LightningCLI):
         trained, asked = stored.pop("_class_path", None), given.get("class_path")
         if trained is None or asked is None or import_object(trained) is not import_object(asked):
             return
-        stored.pop("_instantiator", None)
-        explicit = set(dict(given.get("init_args") or {}))
-        missing = {name: value for name, value in stored.items() if name not in explicit}
+        explicit = set(vars(given.get("init_args") or Namespace()))
+        arguments = set(signature(import_object(asked)).parameters)
+        missing = {name: value for name, value in stored.items() if name in arguments - explicit}
         if missing:
             model = {"class_path": given["class_path"], "init_args": missing}
             self.config = self.parser.parse_object({subcommand: {"model": model}}, self.config)
+
+    def instantiate_classes(self) -> None:
+        """Builds everything, and adds data, parts and optimizer to the hyper-parameters that loggers show."""
+        super().instantiate_classes()
+        self._dump_config()
+        shown = {name: self.config_dump.get(name) for name in ("data", *PARTS)}
+        built = self.config_dump["model"].get("init_args", {})
+        shown |= {name: built.get(name) for name in ("optimizer", "lr_scheduler")}
+        self.model.save_hyperparameters({name: value for name, value in shown.items() if value is not None})
 
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
         """Lets `--optimizer` and `--lr_scheduler` replace the module's own, built once there are parameters."""

@@ -132,15 +132,19 @@ class GTPOModule(PolicyModule):
         """One rollout and its loss: −(1/N) Σ_i δ_i · (A_i − γ⟨H⟩_i) / |o_i| · Σ_t λ_{i,t} · r_{i,t}, scalar."""
         rollout = self.store.take(problems, self.rollout)
         self.begin_micro_batch(rollout)
-        self.monitor.start_update()
         rollout.logprobs, rollout.entropies = self.score(rollout)
         self.store.freeze(rollout)
-        rollout.reset_slots()
         call_rl_hooks(self.trainer, "on_before_loss", rollout)
         losses = {"policy": self.policy_loss(rollout)}
         call_rl_hooks(self.trainer, "on_after_loss", rollout, losses)
         self.monitor.log_update(self, rollout, losses)
         return torch.stack(list(losses.values())).sum()
+
+    def begin_micro_batch(self, rollout: Rollout) -> None:
+        """Readies a rollout for an update: its denominators, neutral slots, the clock."""
+        super().begin_micro_batch(rollout)
+        rollout.reset_slots()
+        self.monitor.start_update()
 
     def rollout(self, problems: list[Problem]) -> Rollout:
         """Samples G completions of each problem, scores them and writes their advantages."""

@@ -49,6 +49,11 @@ def test_the_main_config_trains_logs_and_saves(tmp_path):
     assert list(folder.glob("checkpoints/*.ckpt"))
     assert (folder / "completions.jsonl").stat().st_size > 0
     assert cli.trainer.global_step == 2
+    shown = yaml.safe_load((folder / "hparams.yaml").read_text())
+    assert shown["group_size"] == 4
+    assert shown["optimizer"]["init_args"]["lr"] == 1e-6
+    assert shown["entropy_regularizer"]["init_args"]["gamma"] == 0.1
+    assert shown["data"]["init_args"]["batch_size"] == 2
     group = cli.model.build_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (1e-6, 0.1)
     assert cli.trainer.gradient_clip_val == 0.1
