@@ -26,6 +26,7 @@ SMALL = [
 
 def fit(folder, *extra, base="gtpo.yaml", small=SMALL, logger=True):
     place = [f"--trainer.logger.save_dir={folder}"] if logger else []
+    place.append(f"--trainer.default_root_dir={folder}")
     return main(["fit", "-c", str(CONFIGS / base), *TINY, *small, *place, *map(str, extra)])
 
 
