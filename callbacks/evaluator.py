@@ -135,8 +135,16 @@ class Evaluator(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Shows the first and the last evaluation side by side."""
         folder = trainer.log_dir  # a broadcast, so every rank asks
-        if not trainer.is_global_zero or not self.history:
+        if not trainer.is_global_zero:
             return
+        console = Console()
+        if self.history:
+            console.print(self._table())
+        files = sorted(Path(folder).glob("events.out.tfevents.*")) if folder else []
+        for path in files[-1:]:
+            console.print(f"TensorBoard: {path}", soft_wrap=True)
+
+    def _table(self) -> Table:
         (first, before), (last, after) = self.history[0], self.history[-1]
         table = Table(title="Evaluation on held-out problems")
         table.add_column("score")
@@ -145,11 +153,7 @@ class Evaluator(pl.Callback):
         for name in after:
             values = [before.get(name, float("nan")), after[name]] if last != first else [after[name]]
             table.add_row(name, *(f"{value:.3f}" for value in values))
-        console = Console()
-        console.print(table)
-        files = sorted(Path(folder).glob("events.out.tfevents.*")) if folder else []
-        for path in files[-1:]:
-            console.print(f"TensorBoard: {path}", soft_wrap=True)
+        return table
 
     def _judge(self, rollout: Rollout) -> None:
         """Adds each problem's mean correctness, format and length."""

@@ -88,7 +88,7 @@ class DataModule(pl.LightningDataModule):
         Returns:
             The problems; an empty list where the data set has no such split.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has to define make_problems(split) -> list[Problem]")
 
     def setup(self, stage: str | None = None) -> None:
         """Builds the problems of the splits that a stage needs, once.
@@ -101,7 +101,8 @@ class DataModule(pl.LightningDataModule):
         """
         for split in _STAGES.get(str(getattr(stage, "value", stage)), ("train", "val", "test")):
             if split not in self._problems:
-                problems = self.make_problems(split)[: self.limits[split]]
+                problems = _checked(self.make_problems(split), f"{type(self).__name__}.make_problems({split!r})")
+                problems = problems[: self.limits[split]]
                 _check_ids(problems, f"{self.name}/{split}")
                 self._problems[split] = problems
 
@@ -229,6 +230,12 @@ def _check_at_least(minimum: int, **values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise ValueError(f"{name}: {value!r}; valid: an integer >= {minimum}")
+
+
+def _checked(problems: Any, where: str) -> list[Problem]:
+    if not isinstance(problems, (list, tuple)) or not all(isinstance(problem, Problem) for problem in problems):
+        raise ValueError(f"{where} gave {type(problems).__name__} {str(problems)[:80]!r}; valid: a list of Problem")
+    return list(problems)
 
 
 def _check_ids(problems: list[Problem], where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -13,13 +14,14 @@ import lightning.pytorch as pl
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, instantiate_class
+from lightning.pytorch.utilities import rank_zero_warn
 
 # Loaded for their names: `--data Arithmetic` finds only classes that are imported.
 from gtpo_lightning import datamodules  # noqa: F401
 from gtpo_lightning.callbacks import CompletionLog, ConflictMasking, EntropyFilter, EntropyRegularizer, Evaluator
 from gtpo_lightning.policy_module import PolicyModule
 
-__all__ = ["GTPOCLI", "PARTS", "main"]
+__all__ = ["GTPOCLI", "PARTS", "main", "run"]
 
 PARTS: dict[str, type[pl.Callback]] = {
     "conflict_masking": ConflictMasking,
@@ -56,14 +58,38 @@ class GTPOCLI(LightningCLI):
         stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True).get("hyper_parameters", {})
         given = self._given[subcommand].get("model") or {}
         trained, asked = stored.pop("_class_path", None), given.get("class_path")
-        if trained is None or asked is None or import_object(trained) is not import_object(asked):
+        if trained is None or asked is None:
             return
+        if import_object(trained) is not import_object(asked):
+            if subcommand == "fit":
+                raise ValueError(
+                    f"ckpt_path: {path} was made by {trained} and this run is of {asked}; valid: a checkpoint of the "
+                    f"same module, or --model.weights {path} to start a new run from its policy"
+                )
+            return
+        init_args = self.config[subcommand].model.init_args
+        init_args["weights"] = None  # the checkpoint has the weights, and their first source may be gone
+        self._tell_changes(stored, init_args)
         explicit = set(vars(given.get("init_args") or Namespace()))
         arguments = set(signature(import_object(asked)).parameters)
         missing = {name: value for name, value in stored.items() if name in arguments - explicit}
         if missing:
             model = {"class_path": given["class_path"], "init_args": missing}
             self.config = self.parser.parse_object({subcommand: {"model": model}}, self.config)
+
+    @staticmethod
+    def _tell_changes(stored: dict[str, Any], given: Namespace) -> None:
+        """Names settings whose value differs from that of the run which made the checkpoint."""
+        plain = (str, int, float, bool)
+        changed = [
+            f"{name}: {old} -> {given[name]}"
+            for name, old in stored.items()
+            if isinstance(old, plain) and isinstance(given.get(name), plain) and given[name] != old
+        ]
+        if changed:
+            rank_zero_warn(
+                f"ckpt_path: settings differ from the checkpoint's, and this run's hold: {'; '.join(changed)}"
+            )
 
     def instantiate_classes(self) -> None:
         """Builds everything, and adds data, parts and optimizer to the hyper-parameters that loggers show."""
@@ -81,6 +107,19 @@ class GTPOCLI(LightningCLI):
             self.model.build_optimizer = partial(instantiate_class, init=optimizer)
         if scheduler:
             self.model.build_lr_scheduler = partial(instantiate_class, init=scheduler)
+
+    def before_instantiate_classes(self) -> None:
+        """Refuses a run without a module that trains.
+
+        Raises:
+            ValueError: `model` was left out.
+        """
+        model = self.config[self.subcommand].model if self.subcommand else self.config.model
+        if model is None or import_object(model.class_path) is PolicyModule:
+            raise ValueError(
+                "model.class_path: missing; valid: gtpo_lightning.GTPOModule or gtpo_lightning.SFTModule, as "
+                "configs/gtpo.yaml and configs/sft.yaml give it"
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Builds the trainer with the parts that are switched on."""
@@ -106,6 +145,8 @@ def main(args: list[str] | None = None) -> GTPOCLI:
     """
     # A tokenizer's own threads deadlock after a fork, and the loaders here need none.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if os.getcwd() not in sys.path:  # reward functions and data modules of the user's own
+        sys.path.append(os.getcwd())
     return GTPOCLI(
         PolicyModule,
         pl.LightningDataModule,
@@ -115,3 +156,8 @@ def main(args: list[str] | None = None) -> GTPOCLI:
         seed_everything_default=0,
         args=args,
     )
+
+
+def run() -> None:
+    """The installed command `gtpo`: `main` without its return value, which a shell would take for a failure."""
+    main()

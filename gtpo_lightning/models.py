@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import math
 import string
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,9 @@ def check_name(name: str) -> None:
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"model: {name!r} is empty; valid: a hub id, a folder, or one of {', '.join(EMBEDDED)}")
+    close = get_close_matches(name, EMBEDDED, n=1)
+    if close and name not in EMBEDDED and not Path(name).exists():
+        raise ValueError(f"model: {name!r} is not known; did you mean {close[0]}? Embedded: {', '.join(EMBEDDED)}")
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not Path(name).expanduser().is_dir():
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ _EQUAL = (
     "every group of this step has equal rewards, so no completion has an advantage and only the other terms of the "
     "loss act; if this goes on, sample more completions (group_size), raise the temperature or take "
     "problems of another difficulty"
+)
+_UNSCORED = (
+    "no completion of this step was scored: every reward function with a weight returned None or NaN for all of them, "
+    "so nothing can be learned; rewards/{function}/none_frac shows which"
 )
 _MOSTLY_EQUAL = (
     "most groups (60 % and more over the last 20 steps) had equal rewards and gave no signal; a larger "
@@ -76,7 +81,11 @@ class Monitor:
         bar = {"reward": means["train/reward"], "length": means["train/completions/mean_length"]}
         module.log_dict(bar, prog_bar=True, logger=False, batch_size=1)
         if window_complete(module.trainer, module, ahead=1):
-            self._watch(means["train/frac_reward_zero_std"], means["train/completions/clipped_ratio"])
+            self._watch(
+                means["train/frac_reward_zero_std"],
+                means["train/completions/clipped_ratio"],
+                not math.isnan(means["train/reward"]),
+            )
 
     def _log_extremes(self, module: GTPOModule, lengths: Tensor) -> None:
         shortest = float(lengths.min()) if len(lengths) else torch.inf
@@ -114,10 +123,10 @@ class Monitor:
         rates = [group["lr"] for optimizer in module.trainer.optimizers for group in optimizer.param_groups]
         module.log("train/learning_rate", float(rates[0]), batch_size=1)
 
-    def _watch(self, equal: float, clipped: float) -> None:
+    def _watch(self, equal: float, clipped: float, scored: bool) -> None:
         if equal == 1.0:
             self.equal_steps += 1
-            self._warn_once(_EQUAL)
+            self._warn_once(_EQUAL if scored else _UNSCORED)
         for name, share, high, text in (("equal", equal, 0.6, _MOSTLY_EQUAL), ("clipped", clipped, 0.9, _CLIPPED)):
             self._recent[name] = [*self._recent[name], share][-_PATIENCE:]
             if len(self._recent[name]) == _PATIENCE and sum(self._recent[name]) >= high * _PATIENCE:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, GenerationConfig
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.engines import Completions, Engine, Sampling
 from gtpo_lightning.engines.local import LocalEngine
-from gtpo_lightning.hooks import StepWindow
+from gtpo_lightning.hooks import RLCallback, StepWindow
 from gtpo_lightning.models import EMBEDDED, check_name, load_model, load_tokenizer
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.policy import Policy
@@ -78,6 +78,9 @@ class PolicyModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         check_name(model)
+        for name, value in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+            if not callable(value) and not (name == "lr_scheduler" and value is None):
+                raise ValueError(f"{name}: {value!r} is not valid; valid: a class or function that builds it")
         _check_counts(rollout_batch_size=rollout_batch_size, micro_batch_size=micro_batch_size)
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype: {dtype!r} is not valid; valid: float32, bfloat16, float16")
@@ -201,6 +204,7 @@ class PolicyModule(pl.LightningModule):
         Raises:
             ValueError: A schedule over the whole run, in a run without an end.
         """
+        self._refuse_doubled_parts()
         self._warn_of_half_precision()
         self._warn_of_short_windows()
         self._warn_of_forgetful_loader()
@@ -231,7 +235,8 @@ class PolicyModule(pl.LightningModule):
     def _drop_foreign_moments(self, checkpoint: dict[str, Any]) -> None:
         """Another optimizer than the checkpoint's starts afresh: its state has other fields."""
         saved, now = checkpoint.get("optimizer_name"), self._optimizer_name()
-        if saved is not None and saved != now and checkpoint.get("optimizer_states"):
+        fitting = self._trainer is not None and self._trainer.state.fn == "fit"
+        if fitting and saved is not None and saved != now and checkpoint.get("optimizer_states"):
             rank_zero_warn(f"optimizer: the checkpoint was made with {saved}, this run uses {now}, which starts afresh")
             checkpoint["optimizer_states"] = []
 
@@ -252,6 +257,16 @@ class PolicyModule(pl.LightningModule):
             for scheduler in schedulers:
                 if hasattr(scheduler, "base_lrs"):
                     scheduler.base_lrs[index] = built["lr"]
+
+    def _refuse_doubled_parts(self) -> None:
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        kinds = [type(callback) for callback in callbacks if isinstance(callback, RLCallback)]
+        doubled = sorted({kind.__name__ for kind in kinds if kinds.count(kind) > 1})
+        if doubled:
+            raise ValueError(
+                f"callbacks: {', '.join(doubled)} given twice, so it would act twice; valid: one of a kind, in its own "
+                "slot of the command line or in the trainer's callbacks"
+            )
 
     def _warn_of_short_windows(self) -> None:
         """An epoch shorter than a window steps at its end all the same, however few batches were accumulated."""
@@ -336,11 +351,19 @@ def _as_rollout(prompts: Prompts, out: Completions, texts: list[str]) -> Rollout
 
 
 def _load_policy(policy: Policy, path: str) -> None:
-    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    try:
+        state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    except Exception as error:  # whatever a file of another kind makes the reader raise
+        raise ValueError(f"weights: {path!r} is no checkpoint of this package ({type(error).__name__})") from error
     own = {name.removeprefix("policy."): value for name, value in state.items() if name.startswith("policy.")}
-    missing, unexpected = policy.load_state_dict(own, strict=False)
-    if missing or unexpected:
+    wanted = policy.state_dict()
+    missing, unexpected = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
+    sizes = [name for name in wanted.keys() & own.keys() if wanted[name].shape != own[name].shape]
+    if not (missing or unexpected or sizes):
+        policy.load_state_dict(own)
+    else:
         raise ValueError(
-            f"weights: {path!r} does not fit the model (missing {missing[:3]}, unexpected {unexpected[:3]}); valid: a "
+            f"weights: {path!r} does not fit the model (missing {missing[:3]}, unexpected {unexpected[:3]}, "
+            f"of another size {sorted(sizes)[:3]}); valid: a "
             "checkpoint of the same model"
         )

@@ -42,10 +42,16 @@ def test_g_21_each_command_runs(command, tmp_path, monkeypatch):
 
 def test_the_python_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(examples) == 2
     scope = {}
-    exec(compile(example, "README.md", "exec"), scope)
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), scope)
     assert scope["trainer"].global_step == 2
+    assert "train/reward" in scope["trainer"].callback_metrics
+    data = scope["Doubles"](batch_size=2)
+    data.setup("fit")
+    assert [problem.answer for problem in data.val_problems[:2]] == ["180", "182"]
 
 
 @pytest.mark.parametrize("name", ["quickstart_sft.yaml", "quickstart.yaml"])
