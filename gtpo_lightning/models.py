@@ -157,7 +157,7 @@ def check_name(name: str) -> None:
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"model: {name!r} is empty; valid: a hub id, a folder, or one of {', '.join(EMBEDDED)}")
-    close = get_close_matches(name, EMBEDDED, n=1)
+    close = get_close_matches(name.lower(), EMBEDDED, n=1)
     if close and name not in EMBEDDED and not Path(name).exists():
         raise ValueError(f"model: {name!r} is not known; did you mean {close[0]}? Embedded: {', '.join(EMBEDDED)}")
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1

@@ -8,7 +8,8 @@ import pytest
 import torch
 import yaml
 
-from gtpo_lightning.cli import PARTS, main
+from gtpo_lightning import GTPOModule
+from gtpo_lightning.cli import PARTS, main, run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = ["-c", str(CONFIGS / "models/tiny.yaml"), "-c", str(CONFIGS / "data/arithmetic.yaml")]
@@ -259,3 +260,69 @@ def test_e_08_resumed_from_the_command_line_equals_uninterrupted(tmp_path):
     assert not torch.equal(
         states[0]["model.lm_head.weight"], torch.load(path)["state_dict"]["policy.model.lm_head.weight"]
     )
+
+
+def test_a_checkpoint_of_another_module_is_refused_with_the_way_to_start_from_it(tmp_path):
+    first = fit(tmp_path, "--trainer.max_steps=1", base="sft.yaml")
+    path = first.trainer.checkpoint_callback.best_model_path
+    with pytest.raises(ValueError, match=r"made by gtpo_lightning.SFTModule .* --model.weights"):
+        fit(tmp_path, "--ckpt_path", path)
+    assert fit(tmp_path, "--model.weights", path, "--trainer.max_steps=1").trainer.global_step == 1
+
+
+def test_what_differs_from_the_checkpoint_is_said_and_its_first_weights_may_be_gone(tmp_path):
+    start = tmp_path / "start.ckpt"
+    first = fit(tmp_path, "--trainer.max_steps=1")
+    Path(first.trainer.checkpoint_callback.last_model_path).rename(start)
+    second = fit(tmp_path, "--model.weights", start, "--trainer.max_steps=1", "--model.temperature=0.8")
+    start.unlink()
+    with pytest.warns(UserWarning, match=r"temperature: 0.8 -> 1.0"):
+        again = fit(
+            tmp_path, "--model.weights", start, "--trainer.max_steps=2",
+            "--ckpt_path", second.trainer.checkpoint_callback.last_model_path,
+        )  # fmt: skip
+    assert again.trainer.global_step == 2
+
+
+def test_a_part_given_twice_is_refused(tmp_path):
+    overlay = tmp_path / "twice.yaml"
+    overlay.write_text("trainer:\n  callbacks+:\n    - class_path: gtpo_lightning.callbacks.ConflictMasking\n")
+    with pytest.raises(ValueError, match="ConflictMasking given twice"):
+        fit(tmp_path, "-c", overlay, "--trainer.max_steps=1")
+
+
+def test_a_missing_module_is_refused_with_the_choices(tmp_path):
+    with pytest.raises(ValueError, match=r"model.class_path: missing; valid: gtpo_lightning.GTPOModule"):
+        main(["fit", *TINY, *SMALL, f"--trainer.default_root_dir={tmp_path}"])
+
+
+def test_an_interrupted_run_leaves_a_checkpoint(tmp_path, monkeypatch):
+    step = GTPOModule.training_step
+
+    def interrupted(self, problems, batch_idx):
+        if self.global_step == 2:
+            raise ZeroDivisionError("as if the machine went away")
+        return step(self, problems, batch_idx)
+
+    monkeypatch.setattr(GTPOModule, "training_step", interrupted)
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, "--trainer.max_steps=4")
+    (path,) = tmp_path.rglob("last.ckpt")
+    monkeypatch.undo()
+    assert fit(tmp_path, "--trainer.max_steps=4", "--ckpt_path", path).trainer.global_step == 4
+
+
+def test_the_installed_command_ends_with_success(tmp_path, monkeypatch):
+    flags = ["fit", "-c", str(CONFIGS / "gtpo.yaml"), *TINY, *SMALL, "--trainer.fast_dev_run=true"]
+    monkeypatch.setattr(sys, "argv", ["gtpo", *flags, f"--trainer.default_root_dir={tmp_path}"])
+    assert run() is None
+
+
+def test_own_reward_functions_are_found_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "my_own_parts.py").write_text(
+        "def longer(completions):\n    return [float(len(c)) for c in completions]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    cli = bare(tmp_path, "--model.rewards={my_own_parts.longer: 0.5}", "--trainer.max_steps=1")
+    assert cli.model.reward_functions.weights == {"longer": 0.5}

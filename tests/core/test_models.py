@@ -74,3 +74,27 @@ def test_a_hub_id_that_cannot_be_reached_is_refused_with_the_valid_choices(monke
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match=r"no tokenizer can be read from 'nobody/nothing'"):
         GTPOModule("nobody/nothing")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("tinny", "tiny"), ("smollm2-135", "smollm2-135m"), ("Tiny", "tiny")])
+def test_a_name_close_to_an_embedded_one_is_asked_about_at_once(name, meant):
+    with pytest.raises(ValueError, match=f"did you mean {meant}"):
+        GTPOModule(name)
+
+
+def test_weights_of_another_kind_or_size_are_refused(tmp_path):
+    text = tmp_path / "notes.md"
+    text.write_text("no checkpoint")
+    with pytest.raises(ValueError, match="is no checkpoint of this package"):
+        GTPOModule("tiny", weights=str(text)).configure_model()
+    other = GTPOModule(save(tmp_path / "m", extra=5), 4, 6, rewards=vowels)
+    trainer = make_trainer(tmp_path)
+    trainer.fit(other, Sums(batch_size=2))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match=r"does not fit the model .*of another size \['model.lm_head.weight'"):
+        GTPOModule("tiny", weights=str(tmp_path / "x.ckpt")).configure_model()
+
+
+def test_an_optimizer_that_builds_nothing_is_refused():
+    with pytest.raises(ValueError, match="optimizer: 'adam'"):
+        GTPOModule("tiny", optimizer="adam")

@@ -279,3 +279,13 @@ def test_every_argument_can_stand_in_a_configuration(name, own):
         7,
         2,
     )
+
+
+@pytest.mark.parametrize("given", [None, [{"id": "1"}], "problems"])
+def test_problems_of_another_kind_are_refused_by_name(lightning, given):
+    class Odd(lightning.Numbers):
+        def make_problems(self, split):
+            return given
+
+    with pytest.raises(ValueError, match=r"Odd.make_problems\('train'\) gave .*a list of Problem"):
+        Odd().setup("fit")
