@@ -69,8 +69,8 @@ class GTPOCLI(LightningCLI):
             return
         init_args = self.config[subcommand].model.init_args
         init_args["weights"] = None  # the checkpoint has the weights, and their first source may be gone
-        self._tell_changes(stored, init_args)
         explicit = set(vars(given.get("init_args") or Namespace()))
+        self._tell_changes({name: value for name, value in stored.items() if name in explicit}, init_args)
         arguments = set(signature(import_object(asked)).parameters)
         missing = {name: value for name, value in stored.items() if name in arguments - explicit}
         if missing:

@@ -8,7 +8,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
@@ -16,9 +15,11 @@ from transformers import AutoConfig, GenerationConfig
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.engines import Completions, Engine, Sampling
 from gtpo_lightning.engines.local import LocalEngine
-from gtpo_lightning.hooks import RLCallback, StepWindow
+from gtpo_lightning.fit_checks import check_fit
+from gtpo_lightning.hooks import StepWindow
 from gtpo_lightning.models import EMBEDDED, check_name, load_model, load_tokenizer
 from gtpo_lightning.normalizer import Normalizer
+from gtpo_lightning.optimizer_settings import OptimizerSettings
 from gtpo_lightning.policy import Policy
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
 from gtpo_lightning.schedulers import WarmupCosine
@@ -96,6 +97,7 @@ class PolicyModule(pl.LightningModule):
         self.rollout_batch_size = rollout_batch_size
         self.micro_batch_size = micro_batch_size
         self.seed = seed_or_global(seed)
+        self.optimizer_settings = OptimizerSettings()
         self.step_window = StepWindow()
         self.normalizer = Normalizer("token")
         self.build_optimizer = optimizer
@@ -121,7 +123,8 @@ class PolicyModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Builds the policy before its weights are restored, so that `load_from_checkpoint` works."""
         self.configure_model()
-        self._drop_foreign_moments(checkpoint)
+        if self._trainer is not None and self._trainer.state.fn == "fit":
+            self.optimizer_settings.load(checkpoint, self.build_optimizer)
 
     # sampling
 
@@ -186,11 +189,7 @@ class PolicyModule(pl.LightningModule):
         """The optimizer over the trainable parameters, and the scheduler stepped with it."""
         optimizer = self.build_optimizer([p for p in self.parameters() if p.requires_grad])
         scheduler = None if self.build_lr_scheduler is None else self.build_lr_scheduler(optimizer)
-        # A schedule has scaled `lr` already; `initial_lr` is what the optimizer was built with.
-        self._built_groups = [
-            {**{k: v for k, v in group.items() if k != "params"}, "lr": group.get("initial_lr", group["lr"])}
-            for group in optimizer.param_groups
-        ]
+        self.optimizer_settings.remember(optimizer)
         if scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -204,11 +203,8 @@ class PolicyModule(pl.LightningModule):
         Raises:
             ValueError: A schedule over the whole run, in a run without an end.
         """
-        self._refuse_doubled_parts()
-        self._warn_of_half_precision()
-        self._warn_of_short_windows()
-        self._warn_of_forgetful_loader()
-        self._prefer_built_settings()
+        check_fit(self.trainer, self)
+        self.optimizer_settings.prefer_new(self.trainer.optimizers, self.trainer.lr_scheduler_configs)
         self.normalizer.clear()  # an earlier fit may have ended within a window
         self.step_window.clear()
         for config in self.trainer.lr_scheduler_configs:
@@ -226,75 +222,8 @@ class PolicyModule(pl.LightningModule):
         self.step_window.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds which optimizer the saved moments belong to."""
-        checkpoint["optimizer_name"] = self._optimizer_name()
-
-    def _optimizer_name(self) -> str:
-        return type(self.build_optimizer([torch.nn.Parameter(torch.zeros(1))])).__name__
-
-    def _drop_foreign_moments(self, checkpoint: dict[str, Any]) -> None:
-        """Another optimizer than the checkpoint's starts afresh: its state has other fields."""
-        saved, now = checkpoint.get("optimizer_name"), self._optimizer_name()
-        fitting = self._trainer is not None and self._trainer.state.fn == "fit"
-        if fitting and saved is not None and saved != now and checkpoint.get("optimizer_states"):
-            rank_zero_warn(f"optimizer: the checkpoint was made with {saved}, this run uses {now}, which starts afresh")
-            checkpoint["optimizer_states"] = []
-
-    def _prefer_built_settings(self) -> None:
-        """Settings an optimizer was built with win over those its restored state brings; equal ones change nothing."""
-        if not getattr(self, "_built_groups", None):
-            return
-        (optimizer,) = self.trainer.optimizers
-        schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
-        for index, (group, built) in enumerate(zip(optimizer.param_groups, self._built_groups, strict=True)):
-            group.update({name: value for name, value in built.items() if name not in ("lr", "initial_lr")})
-            base = group.get("initial_lr", group["lr"])
-            if base == built["lr"]:
-                continue
-            group["lr"] = group["lr"] * built["lr"] / base if schedulers and base else built["lr"]
-            if "initial_lr" in group:
-                group["initial_lr"] = built["lr"]
-            for scheduler in schedulers:
-                if hasattr(scheduler, "base_lrs"):
-                    scheduler.base_lrs[index] = built["lr"]
-
-    def _refuse_doubled_parts(self) -> None:
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        kinds = [type(callback) for callback in callbacks if isinstance(callback, RLCallback)]
-        doubled = sorted({kind.__name__ for kind in kinds if kinds.count(kind) > 1})
-        if doubled:
-            raise ValueError(
-                f"callbacks: {', '.join(doubled)} given twice, so it would act twice; valid: one of a kind, in its own "
-                "slot of the command line or in the trainer's callbacks"
-            )
-
-    def _warn_of_short_windows(self) -> None:
-        """An epoch shorter than a window steps at its end all the same, however few batches were accumulated."""
-        batches, window = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
-        if batches < window and not getattr(self.trainer, "fast_dev_run", False):
-            rank_zero_warn(
-                f"accumulate_grad_batches: {window}, but an epoch has only {int(batches)} batches, so every optimizer "
-                f"step takes in {int(batches)}"
-            )
-
-    def _warn_of_forgetful_loader(self) -> None:
-        """A loader without state starts its epoch again: batches seen come twice, as many others never."""
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress
-        in_mid_epoch = progress.current.ready > 0 and not progress.is_last_batch
-        if in_mid_epoch and not hasattr(self.trainer.train_dataloader, "state_dict"):
-            rank_zero_warn(
-                f"ckpt_path: resumed after {progress.current.ready} batches of an epoch, but the loader has no "
-                "state_dict and starts the epoch again; the loaders of gtpo_lightning.datamodules go on where they were"
-            )
-
-    def _warn_of_half_precision(self) -> None:
-        half = {p.dtype for p in self.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
-        if half:
-            rank_zero_warn(
-                f"the only copy of the trained weights is in half precision ({', '.join(map(str, half))}), in which "
-                "updates of a small learning rate round away (at 1e-6 a bfloat16 weight of 1.0 never moves); dtype "
-                "float32 with trainer.precision bf16-mixed keeps fp32 masters"
-            )
+        """Adds what the optimizer was built with."""
+        checkpoint["optimizer_settings"] = self.optimizer_settings.state_dict()
 
 
 def not_plain(arguments: dict[str, Any]) -> list[str]:

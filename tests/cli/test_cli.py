@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,10 @@ def bare(folder, *extra, model="gtpo_lightning.GTPOModule"):
 def test_l_01_the_checkpoint_fills_what_neither_file_nor_command_line_gave(tmp_path):
     first = bare(tmp_path, "--model.seed=5", "--model.temperature=0.9", "--trainer.max_steps=1")
     path = first.trainer.checkpoint_callback.best_model_path
-    again = bare(tmp_path, "--ckpt_path", path, "--trainer.max_steps=1", model="gtpo_lightning.module.GTPOModule")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        again = bare(tmp_path, "--ckpt_path", path, "--trainer.max_steps=1", model="gtpo_lightning.module.GTPOModule")
+    assert not any("settings differ" in str(warning.message) for warning in caught)
     assert again.model.seed == 5
     assert again.model.temperature == 0.9
 

@@ -155,6 +155,29 @@ def test_l_06b_another_optimizer_on_resume_starts_afresh_and_says_so(tmp_path):
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
 
 
+def test_l_06b_another_optimizer_keeps_the_place_in_the_schedule(tmp_path):
+    def halve(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    with pytest.warns(UserWarning, match="starts afresh"):
+        trainer = resumed(tmp_path, adam, lambda params: torch.optim.SGD(params, lr=0.8), halve, halve)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2)
+    assert trainer.lr_scheduler_configs[0].scheduler.base_lrs == [0.8]
+
+
+def test_settings_that_a_schedule_moves_are_left_to_it(tmp_path):
+    def build(params):
+        return torch.optim.Adam(params, lr=0.1, betas=(0.9, 0.99))
+
+    def one_cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10)
+
+    trainer = resumed(tmp_path, build, build, one_cycle, one_cycle)
+    whole = make_module(optimizer=build, lr_scheduler=one_cycle)
+    make_trainer(tmp_path, max_steps=2, max_epochs=-1).fit(whole, Sums(batch_size=2))
+    assert torch.equal(flat(trainer.lightning_module), flat(whole))
+
+
 def test_e_03_a_loader_that_cannot_go_on_is_said(tmp_path):
     problems = Sums().make_problems("train")
     loader = torch.utils.data.DataLoader(problems, batch_size=2, collate_fn=list)
