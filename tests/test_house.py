@@ -308,7 +308,7 @@ def check_wheel(wheel):
         names = set(archive.namelist())
         entry_points = next(archive.read(n).decode() for n in names if n.endswith(".dist-info/entry_points.txt"))
     assert {n for n in names if ".dist-info/" not in n} == packaged()
-    assert "gtpo = gtpo_lightning.cli:main" in entry_points
+    assert "gtpo = gtpo_lightning.cli:run" in entry_points
     assert any(n.endswith("licenses/LICENSE") for n in names)
 
 
