@@ -7,7 +7,10 @@ from transformers import PreTrainedTokenizerFast
 
 from gtpo_lightning import Problem
 from gtpo_lightning.codec import Codec, end_ids, render_target
+from gtpo_lightning.datamodules import DataModule
+from gtpo_lightning.hooks import RLCallback
 from gtpo_lightning.models import tiny_tokenizer
+from tests.helpers.training import make_module, make_trainer
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -127,3 +130,27 @@ def test_targets_are_rendered_in_the_answer_format_and_refused_where_there_is_no
     assert render_target(Problem("a", "q", "7", {"solution": "3+4", "target": "T"})) == "T"
     with pytest.raises(ValueError, match=r"'a'.*meta\['solution'\]"):
         render_target(Problem("a", "q", "7", {"level": 1}))
+
+
+class Tagged(DataModule):
+    """Questions of 3 and of 5 tokens; written out as characters they would be far longer."""
+
+    def make_problems(self, split):
+        questions = ["<answer>1</answer>", "<answer>1</answer>=2"]
+        return [Problem(f"{split}/{i}", question, "1") for i, question in enumerate(questions)]
+
+
+def test_a_13_a_prompt_over_the_limit_is_dropped_and_one_within_it_keeps_its_special_tokens(tmp_path):
+    seen = []
+
+    class Watch(RLCallback):
+        def on_rollout_start(self, trainer, pl_module, prompts):
+            seen.append((prompts.ids.tolist(), [problem.id for problem in prompts.problems]))
+
+    module = make_module()
+    tag, end = (module.codec.tokenizer.convert_tokens_to_ids(name) for name in ("<answer>", "</answer>"))
+    one = module.codec.tokenizer.convert_tokens_to_ids("1")
+    data = Tagged(batch_size=2, max_prompt_length=3, shuffle=False)
+    make_trainer(tmp_path, [Watch()]).fit(module, data)
+    assert seen == [([[tag, one, end]], ["train/0"])]
+    assert [problem.id for problem in data.train_problems] == ["train/0"]

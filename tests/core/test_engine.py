@@ -48,8 +48,8 @@ PROMPTS = make_prompts([[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15]])
 
 
 @pytest.mark.parametrize("build", [llama, gpt2])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_b_02_recorded_logprobs_are_those_of_scoring(build, temperature):
+@pytest.mark.parametrize("temperature", [1.0, 0.9, 0.6])
+def test_b_02_g_08_g_09_recorded_logprobs_are_those_of_scoring(build, temperature):
     policy = Policy(build())
     sampling = Sampling(num_samples=4, max_completion_length=20, temperature=temperature)
     out = LocalEngine(policy, [2, 3], 0).generate(PROMPTS, sampling, keys(PROMPTS, 4))

@@ -236,7 +236,7 @@ def test_b_09_b_10_g_10_the_second_update_has_a_real_clipped_ratio(tmp_path):
     assert not any(name.startswith("train/clip_ratio") for name in single.trainer.callback_metrics)
 
 
-def test_updates_per_rollout_with_accumulation_repeats_whole_windows(tmp_path):
+def test_l_03_updates_per_rollout_repeat_whole_windows_and_steps_are_optimizer_steps(tmp_path):
     seen = []
 
     class Watch(ConflictMasking):
@@ -259,6 +259,7 @@ def test_updates_per_rollout_with_accumulation_repeats_whole_windows(tmp_path):
         (3, ("6", "7")),
     ]
     assert [first for *_, first in seen] == [True, True, False, False] * 2
+    assert module.trainer.global_step == 4  # max_steps and global_step count optimizer steps, not rollouts
 
 
 def test_updates_per_rollout_refuses_a_loader_that_does_not_repeat(tmp_path):
