@@ -7,10 +7,13 @@ from gtpo_lightning.functional.advantages import group_advantages
 from gtpo_lightning.functional.conflict import conflict_mask, conflict_weights
 from gtpo_lightning.functional.entropy import entropy_from_logits, entropy_keep_mask, mean_entropy
 from gtpo_lightning.functional.head import logprobs_and_entropies
+from gtpo_lightning.functional.intervals import bootstrap_interval
+from gtpo_lightning.functional.judge import maj_at_k, maj_at_ks, pass_at_k
 from gtpo_lightning.functional.kl import kl_k3
 from gtpo_lightning.functional.loss import clip_counts, policy_loss
 
 __all__ = [
+    "bootstrap_interval",
     "clip_counts",
     "conflict_mask",
     "conflict_weights",
@@ -19,6 +22,9 @@ __all__ = [
     "group_advantages",
     "kl_k3",
     "logprobs_and_entropies",
+    "maj_at_k",
+    "maj_at_ks",
     "mean_entropy",
+    "pass_at_k",
     "policy_loss",
 ]
