@@ -19,6 +19,7 @@ from gtpo_lightning.monitor import Monitor
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
 from gtpo_lightning.rewards import RewardFunctions
+from gtpo_lightning.rewards.composition import check_limits
 from gtpo_lightning.rollout import Problem, Rollout
 from gtpo_lightning.rollout_store import RolloutStore
 
@@ -42,6 +43,12 @@ class GTPOModule(PolicyModule):
         micro_batch_size: Completions scored at once, under activation checkpointing; null keeps the activations of all.
         rewards: Reward functions with weights, `{name: weight}`; names are built in (`format`, `correctness`, …) or
             dotted import paths. Null is the paper's: `{format: 1, correctness: 1}`.
+        reward_errors: What a reward function that raises does: `skip` the completions it raises for, which are not
+            scored and counted in `rewards/{function}/error_frac`, or `raise` and end the run.
+        reward_time_limit: Seconds a reward function that is not built in may take for one completion. Each completion
+            is then a call of its own in a process that is killed at the limit; what is killed is not scored and counted
+            in `rewards/{function}/timeout_frac`. A function must not depend on the other completions of its batch. Null
+            calls functions in this process, without a limit.
         top_k: Sampling cut to the k likeliest tokens; off-policy, so it warns.
         top_p: Sampling cut to the likeliest tokens of mass p; off-policy, so it warns.
         min_p: Sampling cut to tokens at least min_p times as likely as the likeliest; off-policy, so it warns.
@@ -76,6 +83,8 @@ class GTPOModule(PolicyModule):
         micro_batch_size: int | None = None,
         rewards: dict[str, float] | list[str] | Callable[..., Any] | None = None,
         *,
+        reward_errors: Literal["skip", "raise"] = "skip",
+        reward_time_limit: float | None = None,
         top_k: int | None = None,
         top_p: float = 1.0,
         min_p: float = 0.0,
@@ -96,7 +105,8 @@ class GTPOModule(PolicyModule):
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k != "self" and not k.startswith("__")}
         _check_choices(group_size, advantage_scale, aggregation, updates_per_rollout, epsilon)
-        reward_functions = RewardFunctions(rewards)
+        check_limits("reward_errors", reward_errors, "reward_time_limit", reward_time_limit)
+        reward_functions = RewardFunctions(rewards, on_error=reward_errors, time_limit=reward_time_limit)
         sampling = Sampling(group_size, max_completion_length, temperature, top_k, top_p, min_p)
         super().__init__(
             model,
@@ -162,18 +172,22 @@ class GTPOModule(PolicyModule):
         return rollout
 
     def reward(self, rollout: Rollout) -> None:
-        """Scores each completion; the combined reward and the raw value of each function, (N,) each."""
+        """Scores each completion: the combined reward, and of each function the raw value and failures, (N,) each."""
         problems = [rollout.prompts.problems[i] for i in rollout.group_ids.tolist()]
         ids = [row[:n] for row, n in zip(rollout.completion_ids.tolist(), rollout.lengths.tolist(), strict=True)]
-        rewards, parts = self.reward_functions(
+        scores = self.reward_functions(
             rollout.texts,
             problems,
             completion_ids=ids,
             lengths=rollout.lengths.tolist(),
             truncated=rollout.truncated.tolist(),
         )
-        rollout.rewards = rewards.to(self.device)
-        rollout.reward_parts = {name: values.to(self.device) for name, values in parts.items()}
+        rollout.rewards = scores.rewards.to(self.device)
+        rollout.reward_parts = {name: values.to(self.device) for name, values in scores.parts.items()}
+        rollout.reward_failures = {
+            name: {kind: rows.to(self.device) for kind, rows in failed.items()}
+            for name, failed in scores.failures.items()
+        }
 
     def advantages(self, rollout: Rollout) -> Tensor:
         """A_i of each completion, (N,); with `batch` scaling the std is that of all ranks' rewards."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gtpo_lightning.functional import clip_counts
 from gtpo_lightning.hooks import log_max, log_means, reduce_sums, window_complete
+from gtpo_lightning.rewards.outcomes import FAILURES
 from gtpo_lightning.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class Monitor:
             known = ~part.isnan()
             values[f"train/rewards/{name}/mean"] = (part[known].sum(), known.sum())
             values[f"rewards/{name}/none_frac"] = (len(part) - known.sum(), len(part))
+            failed = rollout.reward_failures.get(name, {})
+            for kind in FAILURES:
+                count = failed[kind].sum() if kind in failed else 0
+                values[f"rewards/{name}/{kind}_frac"] = (count, len(part))
         prompt_tokens = rollout.prompts.mask.sum(dim=1)[rollout.group_ids].sum()
         ((tokens, _),) = reduce_sums(module.trainer, module, [(prompt_tokens + lengths.sum(), 0)])
         self.num_tokens += int(tokens)

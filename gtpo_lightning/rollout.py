@@ -75,6 +75,7 @@ class Rollout:
         texts: Decoded completions, without end-of-sequence and padding tokens.
         rewards: R_i, (N,) fp32; NaN where nothing was scored.
         reward_parts: Raw values of each reward function, (N,) each.
+        reward_failures: Of each reward function, the completions it failed on: `error` and `timeout`, (N,) bool each.
         advantages: A_i, (N,), written once by the module.
         logprobs: log π(o_{i,t}), (N, T), nats, with gradient.
         entropies: H_{i,t}, (N, T), nats; detached unless a part asked for the gradient.
@@ -104,6 +105,7 @@ class Rollout:
     # scoring
     rewards: Tensor = None  # type: ignore[assignment]
     reward_parts: dict[str, Tensor] = field(default_factory=dict)
+    reward_failures: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     advantages: Tensor = None  # type: ignore[assignment]
     # policy
     logprobs: Tensor = None  # type: ignore[assignment]
@@ -148,6 +150,10 @@ class Rollout:
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
         self.reward_parts = {name: value.to(device) for name, value in self.reward_parts.items()}
+        self.reward_failures = {
+            name: {kind: rows.to(device) for kind, rows in kinds.items()}
+            for name, kinds in self.reward_failures.items()
+        }
         if isinstance(self.prompts, Prompts):
             self.prompts = Prompts(self.prompts.ids.to(device), self.prompts.mask.to(device), self.prompts.problems)
         return self

@@ -7,17 +7,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from gtpo_lightning.rewards.functions import REWARDS
+from gtpo_lightning.rewards.calls import RewardCall
+from gtpo_lightning.rewards.columns import columns_of
+from gtpo_lightning.rewards.functions import REWARDS, SoftOverlong
+from gtpo_lightning.rewards.outcomes import Scores
 
 if TYPE_CHECKING:
     from gtpo_lightning.rollout import Problem
 
-__all__ = ["PAPER_REWARDS", "RewardFunctions"]
+__all__ = ["PAPER_REWARDS", "RewardFunctions", "check_limits"]
 
 PAPER_REWARDS = ("format", "correctness")
 
@@ -31,34 +34,51 @@ class RewardFunctions:
     weight 0 is evaluated and logged only.
 
     A reward function is called as `fn(completions=[...], **columns)` and returns N numbers (list, tensor or array),
-    where None and NaN mean "not scored"; None for the whole list scores nothing. It gets, by keyword, the columns its
-    signature names, or all of them if it takes `**kwargs`; each is a list with one entry a completion:
+    where None and NaN mean "not scored"; None for the whole list scores nothing. In place of a number it may return a
+    `Failure`, which is counted. It gets, by keyword, the columns its signature names, or all of them if it takes
+    `**kwargs`; each is a list with one entry a completion:
 
     * `completions`: texts; `prompts` and `question`: question texts; `answer`: references; `id`: problem ids
     * `completion_ids`: lists of token ids; `lengths`: tokens; `truncated`: bools (where the caller gave them)
     * every key of `Problem.meta` found in any of the problems, None where a problem lacks it
 
+    **Errors.** A function that raises does not end a run: it is called again for each completion by itself, and those
+    it still raises for are not scored and count as errors. Mistakes that concern every call (a column there is not, a
+    wrong number of values) always end it.
+
+    **Time.** With `time_limit` every completion is a call of its own, with lists of one entry, in a worker process: a
+    function must then not depend on the other completions of its batch, and what it changes stays in that process. A
+    call that takes longer is killed, with its children, is not scored and counts as a timeout; one whose process dies
+    counts as an error. The built-in functions are bounded by themselves and stay in this process.
+
     Args:
         rewards: What to combine. None: the paper's, `format` and `correctness` with weight 1. A mapping to weights, a
             sequence (weight 1 each), or one. A function is given as a registered name, a dotted import path, or a
             callable. Its name is the registered name, else its `__name__`, else the name of its class.
+        on_error: What an exception of a function does: `skip` the completion, or `raise`. A timeout is never raised.
+        time_limit: Seconds a completion and function. Default: no limit.
 
     Raises:
         ValueError: An unknown name, a path that cannot be imported, something that cannot be called, a weight that is
-            no finite number, nothing at all, or two functions of one name.
+            no finite number, nothing at all, two functions of one name, an unknown `on_error`, a limit that is not
+            positive, or with a limit a function that cannot be pickled.
 
     Example:
         >>> from gtpo_lightning.rollout import Problem
         >>> rewards = RewardFunctions({"format": 1.0, "correct_answer": 0.5})
         >>> texts = ["<reasoning>2+3</reasoning><answer>5</answer>", "<answer>6</answer>"]
-        >>> total, parts = rewards(texts, [Problem("a", "2+3?", "5")] * 2)
-        >>> total.tolist(), parts["correct_answer"].tolist()
+        >>> scores = rewards(texts, [Problem("a", "2+3?", "5")] * 2)
+        >>> scores.rewards.tolist(), scores.parts["correct_answer"].tolist()
         ([15.0, 1.0], [10.0, 0.0])
     """
 
-    def __init__(self, rewards: Any = None) -> None:
+    def __init__(
+        self, rewards: Any = None, *, on_error: Literal["skip", "raise"] = "skip", time_limit: float | None = None
+    ) -> None:
+        check_limits("on_error", on_error, "time_limit", time_limit)
         self.functions: dict[str, Reward] = {}
         self.weights: dict[str, float] = {}
+        self._calls: dict[str, RewardCall] = {}
         for given, weight in _pairs(rewards):
             function = _resolve(given)
             name = _name(function)
@@ -69,6 +89,8 @@ class RewardFunctions:
                 )
             self.functions[name] = function
             self.weights[name] = _weight(name, weight)
+            limit = None if _is_built_in(function) else time_limit
+            self._calls[name] = RewardCall(name, function, on_error=on_error, time_limit=limit)
         if not self.functions:
             raise ValueError(f"rewards: {rewards!r} is empty; valid: None for the paper's rewards, or {_choices()}")
 
@@ -88,7 +110,7 @@ class RewardFunctions:
         completion_ids: Sequence[Sequence[int]] | None = None,
         lengths: Sequence[int] | Tensor | None = None,
         truncated: Sequence[bool] | Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> Scores:
         """Scores N completions.
 
         Args:
@@ -99,17 +121,21 @@ class RewardFunctions:
             truncated: N bools, whether a completion was cut by the length limit.
 
         Returns:
-            The rewards R, (N,) fp32, NaN where nothing was scored; and the raw values of each function by name, (N,)
-            fp32 each.
+            The rewards R, the raw values of each function and what each failed on.
 
         Raises:
             ValueError: Inputs of unequal length; a function that names a column there is not, or returns the wrong
                 number of values, something that is no number, or an infinite value.
-            RuntimeError: A function raised; its error is the cause.
+            RuntimeError: A function raised, with `on_error="raise"`; or the worker process of one cannot start.
         """
-        columns = _columns(texts, problems, completion_ids, lengths, truncated)
-        parts = {name: _score(name, function, columns) for name, function in self.functions.items()}
-        return self._combine(parts, len(texts)).float(), {name: part.float() for name, part in parts.items()}
+        columns = columns_of(texts, problems, completion_ids, lengths, truncated)
+        results = {name: call(columns) for name, call in self._calls.items()}
+        parts = {name: part for name, (part, _) in results.items()}
+        return Scores(
+            self._combine(parts, len(texts)).float(),
+            {name: part.float() for name, part in parts.items()},
+            {name: failures for name, (_, failures) in results.items()},
+        )
 
     def _combine(self, parts: dict[str, Tensor], rows: int) -> Tensor:
         total = torch.zeros(rows, dtype=torch.float64)
@@ -119,6 +145,23 @@ class RewardFunctions:
                 scored |= ~part.isnan()
                 total += self.weights[name] * part.nan_to_num(nan=0.0)
         return total.masked_fill(~scored, math.nan)
+
+
+def check_limits(error_name: str, on_error: object, limit_name: str, time_limit: object) -> None:
+    """Refuses settings of how reward functions are called, under the names the caller has for them.
+
+    Raises:
+        ValueError: An unknown choice, or a limit that is no positive number.
+    """
+    if on_error not in ("skip", "raise"):
+        raise ValueError(f"{error_name}: {on_error!r}; valid: skip, raise")
+    number = isinstance(time_limit, (int, float)) and not isinstance(time_limit, bool)
+    if time_limit is not None and not (number and 0 < time_limit < math.inf):  # type: ignore[operator]
+        raise ValueError(f"{limit_name}: {time_limit!r}; valid: null, or a number above 0 (seconds a completion)")
+
+
+def _is_built_in(function: Reward) -> bool:
+    return isinstance(function, SoftOverlong) or any(function is built_in for built_in in REWARDS.values())
 
 
 def _choices() -> str:
@@ -180,104 +223,4 @@ def _weight(name: str, weight: Any) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"rewards: weight {weight!r} of {name!r}; valid: a finite number")
-    return number
-
-
-def _columns(
-    texts: Sequence[str],
-    problems: Sequence[Problem],
-    completion_ids: Sequence[Sequence[int]] | None,
-    lengths: Sequence[int] | Tensor | None,
-    truncated: Sequence[bool] | Tensor | None,
-) -> dict[str, list[Any]]:
-    """Every column a function may ask for, one entry a completion."""
-    if lengths is None and completion_ids is not None:
-        lengths = [len(ids) for ids in completion_ids]
-    meta = dict.fromkeys(key for problem in problems for key in problem.meta)
-    columns: dict[str, Any] = {key: [problem.meta.get(key) for problem in problems] for key in meta}
-    questions = [problem.question for problem in problems]
-    columns |= {
-        "completions": texts,
-        "prompts": questions,
-        "question": questions,
-        "answer": [problem.answer for problem in problems],
-        "id": [problem.id for problem in problems],
-    }
-    given = {"completion_ids": completion_ids, "lengths": lengths, "truncated": truncated}
-    columns |= {name: column for name, column in given.items() if column is not None}
-    columns = {name: c.tolist() if isinstance(c, Tensor) else list(c) for name, c in columns.items()}
-    for name, column in columns.items():
-        if len(column) != len(texts):
-            source = "problems" if name not in given else name
-            raise ValueError(f"{source}: {len(column)} entries; valid: one for each of the {len(texts)} completions")
-    return columns
-
-
-def _arguments(name: str, function: Reward, columns: dict[str, list[Any]]) -> tuple[list[Any], dict[str, list[Any]]]:
-    """The columns a function's signature asks for, copied, so that no function changes what the next one sees.
-
-    A first parameter of another name than any column takes the completions, so that `lambda texts: ...` works.
-    """
-    parameters = list(inspect.signature(function).parameters.values())
-    positional: list[Any] = []
-    first = parameters[0] if parameters else None
-    if first is not None and (
-        first.kind is first.POSITIONAL_ONLY
-        or (
-            first.kind is first.POSITIONAL_OR_KEYWORD
-            and first.default is first.empty
-            and first.name not in columns
-            and all(p.name != "completions" for p in parameters)
-        )
-    ):
-        positional, parameters = [list(columns["completions"])], parameters[1:]
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        skipped = {"completions"} if positional else set()
-        return positional, {key: list(column) for key, column in columns.items() if key not in skipped}
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    missing = [p.name for p in named if p.name not in columns and p.default is p.empty]
-    if missing:
-        raise ValueError(
-            f"reward function {name!r} asks for {', '.join(missing)}, which this call does not have; valid: "
-            f"{', '.join(sorted(columns))}"
-        )
-    return positional, {p.name: list(columns[p.name]) for p in named if p.name in columns}
-
-
-def _score(name: str, function: Reward, columns: dict[str, list[Any]]) -> Tensor:
-    """The raw values of one function, (N,) float64, NaN where it did not score."""
-    rows = len(columns["completions"])
-    if rows == 0:
-        return torch.zeros(0, dtype=torch.float64)
-    positional, keywords = _arguments(name, function, columns)
-    try:
-        values = function(*positional, **keywords)
-        if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping, Tensor)):
-            values = list(values)
-    except Exception as error:
-        raise RuntimeError(f"reward function {name!r} raised {type(error).__name__}: {error}") from error
-    if values is None:
-        values = [None] * rows
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().tolist()
-    if not isinstance(values, list) or len(values) != rows:
-        got = f"{len(values)} values" if isinstance(values, list) else f"{type(values).__name__} {values!r}"
-        raise ValueError(f"reward function {name!r} returned {got}; expected {rows}, one for each completion")
-    return torch.tensor([_value(name, i, value) for i, value in enumerate(values)], dtype=torch.float64)
-
-
-def _value(name: str, index: int, value: Any) -> float:
-    """One value as a float; NaN for None."""
-    if value is None:
-        return math.nan
-    try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
-        valid = not isinstance(value, (str, bytes)) and not abs(number) > torch.finfo(torch.float32).max
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        valid = False
-    if not valid:
-        raise ValueError(
-            f"reward function {name!r} returned {value!r} at {index}; expected a finite number, or None or NaN for "
-            "not scored"
-        )
     return number

@@ -1,62 +1,88 @@
-r"""Whether two answers are the same: decided exactly, without floating point and without evaluating text."""
+r"""Whether two answers are the same: plain ones exactly in this process, formulas in one that can be killed."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
+from gtpo_lightning.rewards.formulas import read
 from gtpo_lightning.rewards.latex import mark
+from gtpo_lightning.rewards.matching import has_perfect_matching
 from gtpo_lightning.rewards.numerals import plain_number
+from gtpo_lightning.rewards.pool import grading_pool
 from gtpo_lightning.rewards.symbolic import normal_form
 from gtpo_lightning.rewards.values import Value, parse
 
-__all__ = ["is_equivalent", "symbolic_equivalent"]
+__all__ = ["Grade", "compare", "is_equivalent"]
 
-_EXACT = ("number", "based", "word", "blank")
-# How many expressions of one comparison are handed to the symbolic part, and how many elements of an unordered pair
-# may be left to match one by one; what is beyond is unequal, so that no text makes the comparison hang.
-_MAX_SYMBOLIC, _MAX_UNMATCHED = 64, 24
+Question = tuple[str, str]
+
+_EXACT = ("number", "based", "ratio", "word", "blank")
+# Bounds of one comparison: questions for the pool, elements of an unordered pair that are matched one by one, pairs of
+# values looked at. What is beyond is unequal, so that no text makes the comparison hang.
+_MAX_QUESTIONS, _MAX_UNMATCHED, _MAX_STEPS = 64, 24, 5000
+# Up to so many letters, `xy` may be a product; beyond so many characters or bits, formulas are compared as strings.
+_MAX_PRODUCT, _MAX_LENGTH, _MAX_BITS = 3, 1000, 3000
+
+_normal_form = lru_cache(maxsize=1024)(normal_form)
+_formula = lru_cache(maxsize=1024)(read)
 
 
-def symbolic_equivalent(prediction: str, gold: str) -> bool:
-    r"""The one place where two expressions that differ as strings can still be equal.
-
-    Called by `is_equivalent` for single values (elements of lists one by one) of which at least one is neither a number
-    nor a word. Decides by the exact normal form of `symbolic.normal_form`; an expression outside that algebra equals
-    only itself.
+class Grade(NamedTuple):
+    """The result of one comparison.
 
     Args:
-        prediction: An expression in LaTeX or plain characters.
-        gold: The reference.
-
-    Returns:
-        Whether the two are equal; False where that is not known. Never raises, bounded in time.
-
-    Example:
-        >>> symbolic_equivalent(r"\sqrt[4]{16}", "2"), symbolic_equivalent(r"\frac{3}{\sqrt{3}}", r"\sqrt 3")
-        (True, True)
+        equal: Whether the answer equals the reference; False where that could not be found out.
+        failure: `timeout` or `error` where the comparison of formulas ended so, else None.
     """
-    left = normal_form(prediction)
-    return left is not None and left == normal_form(gold)
+
+    equal: bool
+    failure: Literal["timeout", "error"] | None = None
+
+
+_EQUAL, _UNEQUAL = Grade(True), Grade(False)
 
 
 class _Comparison:
-    """One comparison of two values with a bounded number of symbolic questions."""
+    """One comparison of two values; it collects the questions about formulas that it cannot answer.
 
-    def __init__(self) -> None:
-        self.asked = 0
+    Without answers it takes each open question for a yes. Where it comes out unequal so, nothing needs to be asked;
+    else `compare` has all questions answered and calls it again.
+    """
+
+    def __init__(self, left: Value, right: Value) -> None:
+        self.left, self.right = left, right
+        self.questions: dict[Question, None] = {}
+        self.answers: Mapping[Question, bool] = {}
+        self.steps = 0
+
+    def __call__(self) -> bool:
+        self.steps = 0
+        return self.same(self.left, self.right)
 
     def same(self, left: Value, right: Value) -> bool:
         """Equal, where a unit or a label that one side lacks does not count."""
-        return _compatible(left.unit, right.unit) and _compatible(left.label, right.label) and self._cores(left, right)
+        self.steps += 1
+        return (
+            self.steps <= _MAX_STEPS
+            and _compatible(left.unit, right.unit)
+            and _compatible(left.label, right.label)
+            and self._cores(left, right)
+        )
 
     def _cores(self, left: Value, right: Value) -> bool:
         if left.elements or right.elements:
             if left.kind != right.kind or len(left.elements) != len(right.elements):
                 return False
             if left.kind in ("ordered", "matrix"):
-                same_form = left.core[0] == right.core[0]  # type: ignore[index]
-                return same_form and all(map(self.same, left.elements, right.elements))
+                if left.core[0] != right.core[0]:  # type: ignore[index]
+                    return False
+                # An open question counts as a yes, so this goes on behind it and all questions are met.
+                return all(map(self.same, left.elements, right.elements))
             return self._unordered(left.elements, right.elements)
         if left.kind == right.kind and left.core == right.core:
             return True
@@ -64,38 +90,54 @@ class _Comparison:
             return False
         return self._expressions(left, right)
 
-    def _expressions(self, left: Value, right: Value) -> bool:
-        if left.text == right.text:
-            return True
-        if any(
-            value.kind in ("based", "blank") or (value.kind == "word" and len(value.text) > 1)
-            for value in (left, right)
-        ):
-            return False
-        self.asked += 1
-        return self.asked <= _MAX_SYMBOLIC and symbolic_equivalent(left.text, right.text)
-
     def _unordered(self, left: tuple[Value, ...], right: tuple[Value, ...]) -> bool:
         """Equal as multisets: what is identical goes first, the few that are left are matched one by one."""
         mine, theirs = Counter(left), Counter(right)
-        rest = sorted((mine - theirs).elements(), key=_annotations, reverse=True)
-        candidates = sorted((theirs - mine).elements(), key=_annotations, reverse=True)
+        rest, candidates = list((mine - theirs).elements()), list((theirs - mine).elements())
         if len(rest) > _MAX_UNMATCHED:
             return False
-        for value in rest:
-            partner = next((i for i, other in enumerate(candidates) if self.same(value, other)), None)
-            if partner is None:
-                return False
-            del candidates[partner]
-        return True
+        return has_perfect_matching([[self.same(value, other) for other in candidates] for value in rest])
+
+    def _expressions(self, left: Value, right: Value) -> bool:
+        """By identical strings, else by the exact algebra, else by what the pool says."""
+        if left.text == right.text:
+            return True
+        if any(map(_is_no_formula, (left, right))):
+            return False
+        mine, theirs = _as_equation(left, right), _as_equation(right, left)
+        if max(len(mine), len(theirs)) > _MAX_LENGTH:
+            return False
+        forms = _normal_form(mine), _normal_form(theirs)
+        if None not in forms:
+            return forms[0] == forms[1]
+        formulas = _formula(mine), _formula(theirs)
+        if None in formulas or formulas[0] == formulas[1]:
+            return None not in formulas
+        return self._asked((mine, theirs) if mine < theirs else (theirs, mine))
+
+    def _asked(self, question: Question) -> bool:
+        if question in self.answers:
+            return self.answers[question]
+        if len(self.questions) < _MAX_QUESTIONS:
+            self.questions[question] = None
+        return question in self.questions
 
 
 def _compatible(left: str | None, right: str | None) -> bool:
     return left is None or right is None or left == right
 
 
-def _annotations(value: Value) -> int:
-    return (value.unit is not None) + (value.label is not None)
+def _is_no_formula(value: Value) -> bool:
+    return value.kind in ("based", "ratio", "blank") or (value.kind == "word" and len(value.text) > _MAX_PRODUCT)
+
+
+def _as_equation(value: Value, other: Value) -> str:
+    """A value's formula; with its label where the other is an equation in several names, such as 2x - y = -1."""
+    if isinstance(value.core, Fraction):
+        top, bottom = value.core.numerator, value.core.denominator
+        return f"{top}/{bottom}" if max(top.bit_length(), bottom.bit_length()) <= _MAX_BITS else value.text
+    labelled = value.label is not None and value.kind == "expression" and other.label is None and "=" in other.text
+    return f"{value.label}={value.text}" if labelled else value.text
 
 
 def _as_text(answer: object) -> str:
@@ -107,6 +149,67 @@ def _as_text(answer: object) -> str:
     return "" if answer is None or answer != answer else str(answer)
 
 
+def _decide(prediction: object, gold: object) -> bool | _Comparison:
+    """The verdict, or a comparison with open questions."""
+    left, right = _as_text(prediction), _as_text(gold)
+    first: Hashable = plain_number(left)
+    if first is not None:
+        second = plain_number(right)
+        if second is not None:
+            return first == second
+    if not left.strip() or not right.strip():
+        return False
+    mine, reference = parse(mark(left)), parse(mark(right))
+    if "blank" in (mine.kind, reference.kind):
+        return False
+    comparison = _Comparison(mine, reference)
+    equal = comparison()
+    return comparison if equal and comparison.questions else equal
+
+
+def compare(pairs: Sequence[tuple[str | float | None, str | float | None]]) -> list[Grade]:
+    r"""The grades of many answers, by the rules of `is_equivalent`.
+
+    Numbers, words, units and lists of those are decided in this process, exactly. What is left are formulas that are
+    neither identical nor inside the exact algebra of `symbolic.normal_form`: the questions about them are collected for
+    the whole batch and answered by `math_verify_equal` in the processes of `grading_pool`. The pool's time limit holds
+    for one answer with all its elements; an answer that reaches it, or whose process dies, is graded as unequal with
+    the failure named, and changes no other grade.
+
+    Args:
+        pairs: (prediction, gold) each; None is no answer.
+
+    Returns:
+        One grade a pair, in order.
+
+    Raises:
+        RuntimeError: The pool's processes cannot start: a broken installation, not a bad answer.
+
+    Example:
+        >>> compare([("0.5", r"\frac12"), (r"\log_2 8", "3"), (r"\sin x", r"\cos x"), (None, "5")])
+        [Grade(equal=True, failure=None), Grade(equal=True, failure=None), Grade(equal=False, failure=None),
+         Grade(equal=False, failure=None)]
+    """
+    grades: list[Grade] = []
+    waiting: dict[tuple[Question, ...], list[tuple[int, _Comparison]]] = {}
+    for index, (prediction, gold) in enumerate(pairs):
+        decided = _decide(prediction, gold)
+        if isinstance(decided, _Comparison):
+            waiting.setdefault(tuple(decided.questions), []).append((index, decided))
+        grades.append(_EQUAL if decided is True else _UNEQUAL)
+    if waiting:
+        for (questions, open_), outcome in zip(
+            waiting.items(), grading_pool().map([list(questions) for questions in waiting]), strict=True
+        ):
+            for index, comparison in open_:
+                if outcome.failure is not None:
+                    grades[index] = Grade(False, outcome.failure)
+                    continue
+                comparison.answers = dict(zip(questions, outcome.value, strict=True))
+                grades[index] = _EQUAL if comparison() else _UNEQUAL
+    return grades
+
+
 def is_equivalent(prediction: str | float | None, gold: str | float | None) -> bool:
     r"""Whether an answer equals the reference.
 
@@ -115,30 +218,27 @@ def is_equivalent(prediction: str | float | None, gold: str | float | None) -> b
       `8{,}000`, `8\,000`) do not count.
     * A unit, currency sign, degree sign, percent sign, `\text` or `x =` that one side lacks does not count; two
       different ones are unequal. So `10\%` equals 10, not 0.1.
-    * A number with a base equals only itself with the same base.
-    * (1,2) and [1,2] are ordered and keep their brackets; bare lists and sets {1,2} are unordered and one kind.
+    * A number with a base equals only itself with the same base, a ratio or time `3:30` only the same figures.
+    * (1,2) and [1,2] are ordered and keep their brackets; bare lists and sets {1,2} are unordered and one kind. An
+      inequality with one name and numbers is the interval it describes.
     * Words compare without case, spaces and `\text`; a choice `(C)` is the word C.
-    * All else compares as a normalised string, then by `symbolic_equivalent`.
+    * All else are formulas: the same as strings, or the same number, function or equation by the exact algebra of
+      `symbolic.normal_form` or by `math_verify_equal`, whose rules stand at the top of that file.
 
     Args:
         prediction: The extracted answer.
         gold: The reference.
 
     Returns:
-        True or False; False for None or a blank on either side. Never raises on text, never hangs, and works in any
-        thread.
+        True or False; False for None or a blank on either side, and where a comparison of formulas fails or takes too
+        long. Never raises on text, never hangs, and works in any thread. Of many answers, `compare` is faster.
+
+    Raises:
+        RuntimeError: The processes that compare formulas cannot start.
 
     Example:
         >>> is_equivalent("8{,}000", 8000), is_equivalent(r"\dfrac{5}{3}", "5/3"), is_equivalent("0.333", "1/3")
         (True, True, False)
     """
-    left, right = _as_text(prediction), _as_text(gold)
-    first = plain_number(left)
-    if first is not None:
-        second = plain_number(right)
-        if second is not None:
-            return first == second
-    if not left.strip() or not right.strip():
-        return False
-    mine, reference = parse(mark(left)), parse(mark(right))
-    return mine.kind != "blank" and reference.kind != "blank" and _Comparison().same(mine, reference)
+    decided = _decide(prediction, gold)
+    return decided if isinstance(decided, bool) else compare([(prediction, gold)])[0].equal

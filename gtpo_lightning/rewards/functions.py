@@ -1,18 +1,19 @@
 """The built-in reward functions, by name, and the judge of correctness.
 
 A reward function is any callable `fn(completions, **columns)` that returns one number for each completion, or None
-where it does not score.
+where it does not score. The ones here return 0 for an answer whose comparison failed, as a `Failure` that is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gtpo_lightning.rewards.equivalence import is_equivalent
+from gtpo_lightning.rewards.equivalence import compare, is_equivalent
 from gtpo_lightning.rewards.extraction import extract_answer
 from gtpo_lightning.rewards.format import FORMAT_TAGS, FULL_FORMAT, format_reward
+from gtpo_lightning.rewards.outcomes import Failure
 
 __all__ = ["REWARDS", "SoftOverlong", "correct_answer", "correctness", "format_rewards", "is_correct", "tag_count"]
 
@@ -56,7 +57,7 @@ def format_rewards(completions: list[str]) -> list[float]:
     return [format_reward(text) for text in completions]
 
 
-def correctness(completions: list[str], answer: list[str]) -> list[float]:
+def correctness(completions: list[str], answer: list[str]) -> list[float | Failure]:
     """`correctness`: the paper's, 10 for a right answer in a completion of full format, else 0.
 
     Args:
@@ -64,19 +65,19 @@ def correctness(completions: list[str], answer: list[str]) -> list[float]:
         answer: N references.
 
     Returns:
-        N values, 0 or 10.
+        N values, 0 or 10; a `Failure` of score 0 where the comparison failed.
 
     Example:
         >>> correctness(["<reasoning>2+3</reasoning><answer>5</answer>", "<answer>5</answer>"], ["5", "5"])
         [10.0, 0.0]
     """
-    return [
-        RIGHT * (format_reward(text) == FULL_FORMAT and is_correct(text, gold, style="answer_tag"))
+    return _graded(
+        (extract_answer(text, style="answer_tag") if format_reward(text) == FULL_FORMAT else None, gold)
         for text, gold in zip(completions, answer, strict=True)
-    ]
+    )
 
 
-def correct_answer(completions: list[str], answer: list[str]) -> list[float]:
+def correct_answer(completions: list[str], answer: list[str]) -> list[float | Failure]:
     r"""`correct_answer`: 10 for a right answer in any of the strict styles (`auto`), whatever the format, else 0.
 
     Args:
@@ -84,13 +85,21 @@ def correct_answer(completions: list[str], answer: list[str]) -> list[float]:
         answer: N references.
 
     Returns:
-        N values, 0 or 10.
+        N values, 0 or 10; a `Failure` of score 0 where the comparison failed.
 
     Example:
         >>> correct_answer([r"so \boxed{5}", "#### 6", "5"], ["5", "5", "5"])
         [10.0, 0.0, 0.0]
     """
-    return [RIGHT * is_correct(text, gold) for text, gold in zip(completions, answer, strict=True)]
+    return _graded((extract_answer(text, style="auto"), gold) for text, gold in zip(completions, answer, strict=True))
+
+
+def _graded(pairs: Iterable[tuple[str | None, str]]) -> list[float | Failure]:
+    """10 for each answer that equals its reference; 0 for a comparison that failed, which is not the answer's merit."""
+    return [
+        RIGHT * grade.equal if grade.failure is None else Failure(grade.failure, score=0.0)
+        for grade in compare(list(pairs))
+    ]
 
 
 def tag_count(completions: list[str]) -> list[float]:

@@ -13,18 +13,26 @@ __all__ = ["BREAK", "CUP", "DOLLAR", "SET_CLOSE", "SET_OPEN", "TEXT_CLOSE", "TEX
 
 TEXT_OPEN, TEXT_CLOSE, SET_OPEN, SET_CLOSE, CUP, DOLLAR, BREAK = "\x01\x02\x03\x04\x05\x06\x07"
 
+_SIGNS = (
+    "times cdot cdot div infty cup in pm sqrt leq geq neq pi theta alpha beta gamma delta lambda rho sigma phi omega"
+)
+_FRACTIONS = "12 13 23 14 34 15 25 35 45 16 56 18 38 58 78 17 19"
+_OTHERS = r"^{\circ} \emptyset \mathbb{R} % , /"
 _CHARACTERS = {
     **dict.fromkeys(c for c in range(32) if chr(c) not in "\t\n\v\f\r"),
     **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff")),
     **dict.fromkeys(map(ord, "\u2212\u2013\u2010\u2011"), "-"),
-    **{ord(c): f" {word} " for c, word in zip("×·⋅÷π∞∪∈±√≤≥≠", (
-        r"\times", r"\cdot", r"\cdot", r"\div", r"\pi", r"\infty", r"\cup", r"\in", r"\pm", r"\sqrt", r"\leq", r"\geq",
-        r"\neq",
-    ), strict=True)},
-    **{ord(c): word for c, word in zip("°²³½¼¾∅％，", (
-        r"^{\circ}", "^2", "^3", r"\frac{1}{2}", r"\frac{1}{4}", r"\frac{3}{4}", r"\emptyset", "%", ",",
-    ), strict=True)},
-}  # fmt: skip
+    **{ord(c): f" \\{name} " for c, name in zip("×·⋅÷∞∪∈±√≤≥≠πθαβγδλρσφω", _SIGNS.split(), strict=True)},
+    **{ord(c): rf"\frac{{{n[0]}}}{{{n[1]}}}" for c, n in zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑", _FRACTIONS.split(), strict=True)},
+    **{ord(c): text for c, text in zip("°∅ℝ％，⁄", _OTHERS.split(), strict=True)},
+}
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+# What Unicode writes by position: 10⁻², √12, ∛8.
+_POSITIONS = (
+    (re.compile("[⁰¹²³⁴-⁹⁻]+"), lambda match: f"^{{{match[0].translate(_RAISED)}}}"),
+    (re.compile(r"([√∛]) ?([0-9]+(?:\.[0-9]+)?)"), r"\1{\2}"),
+    (re.compile("∛"), r"\\sqrt[3]"),
+)
 
 _TEXT = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mbox|hbox|math(?:rm|bf|it|sf|tt)|operatorname|emph|boldsymbol|bold)"
@@ -32,9 +40,36 @@ _TEXT = re.compile(
 )
 _SEPARATED = re.compile(r"(?<![0-9])[0-9]+(?![0-9])(?: ?(?:\{,\}|,\\!|\\!,|\\,) ?[0-9]+(?![0-9]))+")
 _SEPARATOR = re.compile(r" ?(?:\{,\}|,\\!|\\!,|\\,) ?")
+_FUNCTIONS = "(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp"
+# Plain words and signs that are mathematics: `sqrt(2)`, `sin x`, `2pi`, `x**2`, `1.5x10^3`, `<=`. A function needs an
+# argument behind it, so that `5 logs` stays an amount.
+_PLAIN = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?<![A-Za-z\\])sqrt ?(?=[({0-9A-Za-z\\])", r"\\sqrt "),
+        (rf"(?<![A-Za-z\\])({_FUNCTIONS})(?= ?(?:[({{|0-9_^\\]|[A-Za-z](?![A-Za-z])))", r"\\\1"),
+        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
+        (r"(?<=[0-9A-Za-z)}])\*\*(?=[-0-9A-Za-z({])", "^"),
+        (r"(?<=[0-9]) ?[xX] ?(?=10(?:\^|\*\*))", r"\\times "),
+        ("<=", r"\\le "),
+        (">=", r"\\ge "),
+        ("!=", r"\\ne "),
+    )
+)
+_IS_PLAIN = re.compile(r"(?<![A-Za-z\\])(?:sqrt|pi|arc|sin|cos|tan|cot|sec|csc|ln|log|exp)|\*\*|[xX] ?10|[<>!]=")
+_UNIT = rf"\{{{TEXT_OPEN}([^{TEXT_CLOSE}]*){TEXT_CLOSE}\}}"
 _SUBSTITUTIONS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (rf"{TEXT_OPEN}({_FUNCTIONS}){TEXT_CLOSE}", r"\\\1 "),
+        (rf"\\[dtc]?frac ?{_UNIT} ?{_UNIT}", rf"{TEXT_OPEN}\1/\2{TEXT_CLOSE}"),
+        (rf"\^ ?\{{? ?{TEXT_OPEN} ?(st|nd|rd|th) ?{TEXT_CLOSE} ?\}}?", rf"{TEXT_OPEN}\1{TEXT_CLOSE}"),
+        (r"\{([^{}]{0,200})\\(over|choose)(?![A-Za-z])([^{}]{0,200})\}", lambda m: _stacked(m[1], m[2], m[3])),
+        (r"\A([^{}]{0,200})\\(over|choose)(?![A-Za-z])([^{}]{0,200})\Z", lambda m: _stacked(m[1], m[2], m[3])),
+        (r"\\(?:dot|bar) ?(?:\{ ?([0-9]{1,20}) ?\}|([0-9]))", lambda m: rf"\overline{{{m[1] or m[2]}}}"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\mathbb(?: ?\{ ?R ?\}| ?R(?![A-Za-z]))", r"\\mathbb{R}"),
+        (r"\\colon(?![A-Za-z])", ":"),
         (r"\\(?:left|right) ?\.", ""),
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -47,14 +82,19 @@ _SUBSTITUTIONS = tuple(
     )
 )
 _DIGIT_GAP = re.compile(r"(?<=[0-9]) (?=[0-9])")
-_UNMARKED = {ord(TEXT_OPEN): None, ord(TEXT_CLOSE): None, ord(" "): None, ord(DOLLAR): "$"}
+# `\\pi r` keeps its space, and two letters or more of text keep that they are text.
+_COMMAND_GAP, _KEPT = re.compile(r"(\\[A-Za-z]+) (?=[A-Za-z])"), "\x08"
+_WORDS = re.compile(rf"{TEXT_OPEN}([^{TEXT_CLOSE}]*[A-Za-z]{{2}}[^{TEXT_CLOSE}]*){TEXT_CLOSE}")
+_UNMARKED = {ord(TEXT_OPEN): None, ord(TEXT_CLOSE): None, ord(" "): None, ord(_KEPT): " ", ord(DOLLAR): "$"}
 _SQUASHED = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
         (r"\\div(?![A-Za-z])", "/"),
-        (r"\\(?:leq|le)(?![A-Za-z])", r"\\le"),
-        (r"\\(?:geq|ge)(?![A-Za-z])", r"\\ge"),
+        (r"\\(?:leqslant|leq|le)(?![A-Za-z])", r"\\le"),
+        (r"\\(?:geqslant|geq|ge)(?![A-Za-z])", r"\\ge"),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
         (r"\\(?:neq|ne)(?![A-Za-z])", r"\\ne"),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\+(?=\\infty)", ""),
@@ -62,10 +102,14 @@ _SQUASHED = tuple(
         (r"\\frac([0-9]) ?([0-9])", r"\\frac{\1}{\2}"),
         (r"\\frac([0-9])\{", r"\\frac{\1}{"),
         (r"\\frac\{([^{}]*)\} ?([0-9])", r"\\frac{\1}{\2}"),
-        (r"\\sqrt([0-9])", r"\\sqrt{\1}"),
-        (r"\^\{([0-9A-Za-z])\}", r"^\1"),
+        (r"\\sqrt([0-9])(?![0-9.])", r"\\sqrt{\1}"),
+        (r"\^\{([A-Za-z]|[0-9](?! ?\}\s?[0-9.]))\}", r"^\1"),
     )
 )
+
+
+def _stacked(top: str, kind: str, bottom: str) -> str:
+    return rf"\{'frac' if kind == 'over' else 'binom'}{{{top.strip()}}}{{{bottom.strip()}}}"
 
 
 def _join_thousands(match: re.Match[str]) -> str:
@@ -117,10 +161,17 @@ def mark(text: str) -> str:
     """
     text = _open_whole_box(text)
     if not (text.isascii() and text.isprintable()):
+        for pattern, replacement in _POSITIONS:
+            text = pattern.sub(replacement, text)
         text = text.translate(_CHARACTERS)
-    text = " ".join(text.split())
+    text = " ".join(text.split()).rstrip("\\").lstrip("= ")
     if text.startswith("**") and text.endswith("**"):
         text = text.strip("*")
+    if text[:1] in ("'", '"', "`") and len(text) > 2 and text[-1] == text[0]:
+        text = text.strip(text[0])
+    if _IS_PLAIN.search(text):
+        for pattern, replacement in _PLAIN:
+            text = pattern.sub(replacement, text)
     if "\\" in text or "{,}" in text:
         text = _commands(text)
     if "$" in text:
@@ -152,5 +203,8 @@ def squash(marked: str) -> str:
     if "\\" in marked or "^" in marked:
         for pattern, replacement in _SQUASHED:
             marked = pattern.sub(replacement, marked)
+        marked = _COMMAND_GAP.sub(rf"\1{_KEPT}", marked)
+    if TEXT_OPEN in marked:
+        marked = _WORDS.sub(r'"\1"', marked)
     # `1 23` is two numbers, never 123.
     return _DIGIT_GAP.sub("␣", marked).translate(_UNMARKED)

@@ -2,11 +2,12 @@ r"""A small exact algebra: sums of rational multiples of square roots, symbols a
 
 It decides `\sqrt[4]{16}` = 2, `2\sqrt{3}` = `\sqrt{12}`, `6+9i` = `9i+6`, `(x+1)^2` = `x^2+2x+1` by bringing both
 sides to one normal form. Whatever it does not know it refuses, and every size is bounded, so that no text makes it
-hang.
+hang. It refuses, too, what can be read in two ways: `a/bc`, `x2`, `2\frac{1}{2}`, `f(x)`, a word among symbols.
 """
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from functools import reduce
 from math import gcd, isqrt
@@ -21,6 +22,10 @@ Polynomial = dict[Term, Fraction]
 
 _ONE: Term = (1, ())
 _MAX_LENGTH, _MAX_DEPTH, _MAX_TERMS, _MAX_BITS, _MAX_POWER = 400, 25, 100, 4096, 64
+# Square factors are divided out up to this one; what could hold the square of a larger one is refused.
+_MAX_SQUARED = 10_000
+_NUMERIC_FRACTION = re.compile(r"\\frac\{?[0-9]+\}?\{?[0-9]")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _GREEK = "pi alpha beta gamma delta epsilon theta lambda mu nu rho sigma tau phi omega"
 _SYMBOLS = frozenset("\\" + name for name in _GREEK.split())
 
@@ -30,7 +35,7 @@ class _UnknownError(Exception):
 
 
 def normal_form(text: str) -> frozenset[tuple[Term, Fraction]] | None:
-    r"""The normal form of an expression; equal forms mean equal expressions.
+    r"""The normal form of an expression: equal forms mean equal expressions, different ones different expressions.
 
     Args:
         text: An expression in LaTeX or plain characters.
@@ -42,7 +47,7 @@ def normal_form(text: str) -> frozenset[tuple[Term, Fraction]] | None:
         >>> normal_form(r"\sqrt{12}") == normal_form(r"2\sqrt{3}"), normal_form(r"\sin x") is None
         (True, True)
     """
-    if len(text) > _MAX_LENGTH:
+    if len(text) > _MAX_LENGTH or _WORD.search(text):
         return None
     try:
         return frozenset(_Reader(squash(mark(text))).whole().items())
@@ -112,6 +117,8 @@ def _power(base: Polynomial, exponent: Polynomial) -> Polynomial:
     if number.denominator != 1 or abs(number) > (_MAX_BITS if len(base) <= 1 else 16):
         raise _UnknownError
     times = abs(int(number))
+    if not times and not base:
+        raise _UnknownError  # 0^0
     if set(base) == {_ONE}:
         value = base[_ONE]
         if times * max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
@@ -138,10 +145,18 @@ def _square_root(value: Fraction) -> Polynomial:
     radicand, outside, step = abs(value.numerator) * value.denominator, 1, 2
     if (exact := isqrt(radicand)) ** 2 == radicand:
         radicand, outside = 1, exact
-    while step <= 10_000 and step * step <= radicand:
+    rest = radicand
+    while step <= _MAX_SQUARED and step * step <= rest:
         while radicand % (step * step) == 0:
-            radicand, outside = radicand // (step * step), outside * step
+            radicand, rest, outside = radicand // (step * step), rest // step**2, outside * step
+        while rest % step == 0:
+            rest //= step
         step += 1
+    # `rest` has only prime factors that were not tried: with three of them it could hold a square.
+    if rest > _MAX_SQUARED**3:
+        raise _UnknownError
+    if (exact := isqrt(rest)) ** 2 == rest:
+        radicand, outside = radicand // rest, outside * exact
     return {(radicand, sign): Fraction(outside, value.denominator)} if value else {}
 
 
@@ -193,18 +208,32 @@ class _Reader:
         return total
 
     def product(self) -> Polynomial:
-        value = self.factor()
+        start, value = self.at, self.factor()
+        divided = False  # by more than a numeral, so that a factor right behind it could be meant below the line
         while True:
+            before = self.text[start : self.at]
             if self.take("/"):
+                start = self.at
                 value = _divide(value, self.factor())
-            elif self.take("*") or self.starts_factor():
+                divided = not (before + self.text[start : self.at]).isdecimal()
+            elif self.take("*"):
+                start, divided = self.at, False
+                value = _multiply(value, self.factor())
+            elif self.starts_factor():
+                if divided or self.mixed(before):
+                    raise _UnknownError
+                start = self.at
                 value = _multiply(value, self.factor())
             else:
                 return value
 
     def starts_factor(self) -> bool:
         following = self.text[self.at : self.at + 1]
-        return following in ("(", "{", "\\", ".") or (following.isascii() and following.isalnum())
+        return following in ("(", "{", "\\") or (following.isascii() and following.isalpha())
+
+    def mixed(self, before: str) -> bool:
+        """Whether a numeral stands before a fraction of numerals."""
+        return before.isdecimal() and _NUMERIC_FRACTION.match(self.text, self.at) is not None
 
     def factor(self) -> Polynomial:
         if self.take("-"):
@@ -264,7 +293,10 @@ class _Reader:
             while end < len(self.text) and self.text[end].isalpha():
                 end += 1
             name = self.text[self.at : end]
+        elif name in ("f", "g") and self.text[self.at + 1 : self.at + 2] == "(":
+            raise _UnknownError  # a function nobody knows
         if name not in _SYMBOLS and not (name.isascii() and name.isalpha()):
             raise _UnknownError
         self.at += len(name)
+        self.take(" ")
         return {(1, ((name, 1),)): Fraction(1)}

@@ -6,7 +6,7 @@ import re
 
 from gtpo_lightning.rewards.latex import DOLLAR, TEXT_CLOSE, TEXT_OPEN
 
-__all__ = ["CURRENCIES", "unit_name"]
+__all__ = ["CURRENCIES", "is_known_unit", "unit_name"]
 
 CURRENCIES = f"{DOLLAR}€£¥₹"
 
@@ -52,6 +52,7 @@ _NAMES = {
     "unit": "units",
     "am": "a.m",
     "pm": "p.m",
+    "th": "st nd rd",
 }
 _ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases.split())}
 _ONE_LETTER = frozenset("mglshLNJWVAKCF")
@@ -62,6 +63,7 @@ _MORE_THAN_UNITS = (
     "squared cubed half third thirds quarter quarters wrong"
 )
 _NOT_UNITS = frozenset(_MORE_THAN_UNITS.split())
+_PREFIXES = frozenset({"square", "sq", "cubic", "cu", "per"})
 _TOKEN = re.compile(r"[^\W\d_°%¢][^\W\d_]*(?:[.'-][^\W\d_]+)*\.?|°[A-Za-z]?|[%¢€£¥₹\x06]")
 _POWER = re.compile(r" ?\^ ?\{? ?(-?[0-9]) ?\}?")
 _LONGEST = 80
@@ -84,6 +86,23 @@ def _accepted(word: str, *, spaced: bool, marked: bool) -> bool:
     if len(bare) == 1:
         return spaced and bare in _ONE_LETTER
     return spaced or bare.lower() in _ALIASES
+
+
+def is_known_unit(words: str) -> bool:
+    """Whether words are a unit beyond doubt: each is a known name of two letters or more, or `square`, `cubic`, `per`.
+
+    Args:
+        words: Words with spaces between them.
+
+    Returns:
+        True or False.
+
+    Example:
+        >>> is_known_unit("square inches"), is_known_unit("x"), is_known_unit("apples")
+        (True, False, False)
+    """
+    names = words.lower().split()
+    return bool(names) and all(len(name) > 1 and (name in _ALIASES or name in _PREFIXES) for name in names)
 
 
 def unit_name(rest: str) -> str | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
+from fractions import Fraction
 from typing import NamedTuple
 
+from gtpo_lightning.rewards.inequalities import Bounds, intervals
 from gtpo_lightning.rewards.latex import BREAK, CUP, SET_CLOSE, SET_OPEN, TEXT_CLOSE, TEXT_OPEN, squash, trim
 from gtpo_lightning.rewards.numerals import leading_number
-from gtpo_lightning.rewards.units import CURRENCIES, unit_name
+from gtpo_lightning.rewards.units import CURRENCIES, is_known_unit, unit_name
 
 __all__ = ["Value", "parse"]
 
@@ -24,20 +26,29 @@ _NOT_A_LABEL = "not no never at least most less more than about approximately or
 _DENIALS = frozenset(_NOT_A_LABEL.split())
 _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|approx)(?![A-Za-z])")
 _CURRENCY = re.compile(rf"([-+ ]*)([{CURRENCIES}]) ?")
-_BASED = re.compile(r"([-+]?)0*([0-9A-Za-z][0-9A-Za-z.]*)_(?:([0-9]{1,3})|\{ ?([0-9]{1,3}) ?\})\Z")
+_BASED = re.compile(r"([-+]?)\(?0*([0-9A-Za-z][0-9A-Za-z.]*)\)?_(?:([0-9]{1,3})|\{ ?([0-9]{1,3}|[a-z]{3,7}) ?\})\Z")
+_BASE_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _NAMED_BASE = re.compile(r" ?\(?base ([0-9]{1,3})\)?\Z")
 _CONJUNCTION = re.compile(rf",? ?{TEXT_OPEN}?(?<![A-Za-z]) ?(?:and|or) ?(?![A-Za-z]){TEXT_CLOSE}? ?")
 _RUN = re.compile(r"(?<![0-9.])[0-9]+(?![0-9])(?:,[0-9]+(?![0-9]))+")
 _MATRIX = re.compile(r"\\begin ?\{(?:([pbBvV]?)matrix|array)\}(?:\{[lcr| ]{1,20}\})?(.*)\\end ?\{[a-zA-Z]{5,7}\}\Z")
+_RIGHT_LABEL = re.compile(r"([^=]{1,60}?) ?= ?(?P<name>[A-Za-z]|\\[A-Za-z]{2,20})\Z")
+_RATIO = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?(?: ?: ?[0-9]{1,9}(?:\.[0-9]{1,9})?)+)(?![0-9.:])")
+_CHOICE = re.compile(r"\(?([A-Za-z])\)\Z")
+_ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_DEGREE = f"{TEXT_OPEN}°{TEXT_CLOSE}"
+_TRAILING_WORDS = re.compile(r"(?<=[0-9A-Za-z)}!|]) ([A-Za-z]{2,13}(?: [A-Za-z]{2,13}){0,3})\Z")
 _TRAILING_TEXT = re.compile(rf"{TEXT_OPEN}[^{TEXT_CLOSE}]*{TEXT_CLOSE} ?(?:\^ ?(?:[0-9]|\{{[0-9]\}}))?\Z")
+_PRIMED = re.compile(r"['’](?![A-Za-z])")
 _SYNONYMS = {"infinity": "\\infty", "pi": "\\pi", "emptyset": "\\emptyset"}
+_ALL_NUMBERS = ("allrealnumbers", "realnumbers", "allreals", "reals")
 
 
 class Value(NamedTuple):
     """One answer, or one element of one.
 
     Args:
-        kind: `number`, `based`, `word`, `expression`, `ordered`, `unordered`, `union`, `matrix` or `blank`.
+        kind: `number`, `based`, `ratio`, `word`, `expression`, `ordered`, `unordered`, `union`, `matrix` or `blank`.
         core: What is compared within a kind: a number, a word, the normalised string, or (brackets, elements).
         text: The normalised string, whatever the kind.
         unit: The name of its unit; None where it has none.
@@ -96,7 +107,8 @@ def parse(marked: str, depth: int = 0) -> Value:
     r"""Reads a marked answer.
 
     A bare comma between groups of three digits (`1,234`) separates thousands; any other comma, `;`, `and`, `or` makes a
-    list. Inside brackets a bare comma always separates elements.
+    list. Inside brackets a bare comma always separates elements. An inequality with one name and numbers is an interval
+    of that name; several joined by `or` are a union.
 
     Args:
         marked: What `mark` gave.
@@ -115,6 +127,8 @@ def parse(marked: str, depth: int = 0) -> Value:
         return Value("blank", "", "")
     if depth > _MAX_DEPTH:
         return Value("expression", squash(text), squash(text))
+    if found := intervals(text):
+        return _union_of_intervals(found, text, depth)
     if " or" in text or " and" in text or TEXT_OPEN in text:
         text = trim(_CONJUNCTION.sub(" , ", text))
     if "," in text and not any(bracket in text for bracket in ("(", "[", SET_OPEN)) and text[:1] != "{":
@@ -138,15 +152,40 @@ def _collection(kind: str, brackets: str, parts: list[str], text: str, depth: in
     return Value(kind, (brackets, tuple(elements)), squash(text))
 
 
+def _union_of_intervals(found: list[Bounds], text: str, depth: int) -> Value:
+    values = [
+        Value("ordered", (brackets, (parse(low, depth + 1), parse(high, depth + 1))), squash(text), label=squash(name))
+        for name, brackets, low, high in found
+    ]
+    if len(values) == 1:
+        return values[0]
+    return Value("union", ("", tuple(values)), squash(text), label=values[0].label)
+
+
 def _labelled(text: str, depth: int) -> Value:
     """A single value with an optional `x =` before it."""
     label = _LABEL.match(text)
     rest = text[label.end() :] if label else text
     if label is None and (words := _TEXT_LABEL.match(text)) and not _DENIALS & set(words["name"].lower().split()):
         label, rest = words, text[words.end() :]
+    if label is None and (turned := _RIGHT_LABEL.match(text)) and parse(turned[1], depth + 1).kind == "number":
+        label, rest = turned, turned[1]
+    if label and "=" in rest:
+        rest = _end_of_chain(rest, depth)
     if label is None or not rest.strip() or _RELATION.search(rest):
         return _single(text, depth)
-    return parse(rest, depth + 1)._replace(label=squash(label["name"]))
+    return parse(rest, depth + 1)._replace(label=squash(_unmarked(label["name"])))
+
+
+def _end_of_chain(text: str, depth: int) -> str:
+    """The number at the end of `3^2 = 9`, what stands behind `n =`; the text itself where it is anything else."""
+    *steps, last = text.split("=")
+    computed = all(any(c.isdigit() for c in step) for step in steps)
+    return last if computed and parse(last, depth + 1).kind == "number" else text
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "")
 
 
 def _single(text: str, depth: int) -> Value:
@@ -158,7 +197,20 @@ def _single(text: str, depth: int) -> Value:
         rows = [cell.split("&") for cell in matrix[2].strip(f" {BREAK}").split(BREAK)]
         shape = "x".join(str(len(row)) for row in rows)
         return _collection("matrix", shape, [cell for row in rows for cell in row], text, depth)
-    return _number(text) or _word_or_expression(text, depth)
+    return _number(text) or _ratio(text) or _word_or_expression(text, depth)
+
+
+def _ratio(text: str) -> Value | None:
+    """`1:2`, `3:30 p.m.`: equal only to the same figures, since 2:4 may be a time."""
+    plain = text.removeprefix(TEXT_OPEN) if ":" in text else ""
+    ratio = _RATIO.match(plain)
+    if ratio is None:
+        return None
+    rest = plain[ratio.end() :]
+    unit = unit_name(rest) if _unmarked(rest).strip() else None
+    if unit is None and _unmarked(rest).strip():
+        return None
+    return Value("ratio", tuple(Fraction(part.strip()) for part in ratio[1].split(":")), squash(text), unit)
 
 
 def _bracketed(text: str, depth: int) -> Value:
@@ -184,16 +236,16 @@ def _has_base(digits: str, base: int) -> bool:
 
 def _number(text: str) -> Value | None:
     """An integer, decimal or fraction with its unit, currency or base; None if the text is more than that."""
+    if "_" in text and (based := _based(squash(_unmarked(text)))):
+        return based
     squashed = squash(text)
-    if "_" in squashed and (based := _BASED.match(squashed)) and _has_base(based[2], int(based[3] or based[4])):
-        return Value("based", (based[1] == "-", based[2].lower(), int(based[3] or based[4])), squashed)
-    plain = text.replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "") if text.startswith(TEXT_OPEN) else text
+    plain = _unmarked(text) if text.startswith(TEXT_OPEN) else text
     currency = _CURRENCY.match(plain)
     found = leading_number(currency[1] + plain[currency.end() :] if currency else plain)
     if found is None:
         return None
     value, rest = found
-    if base := _NAMED_BASE.match(rest.replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "")) if "base" in rest else None:
+    if base := _NAMED_BASE.match(_unmarked(rest)) if "base" in rest else None:
         digits = plain[: len(plain) - len(rest)].strip()
         return Value("based", (digits[0] == "-", digits.lstrip("-+0").lower(), int(base[1])), squashed)
     unit = unit_name(rest) if rest.strip() else None
@@ -204,22 +256,54 @@ def _number(text: str) -> Value | None:
     return Value("number", value, squashed, unit)
 
 
+def _based(squashed: str) -> Value | None:
+    """A numeral with its base: `11_2`, `(11)_{2}`, `FF_{16}`, `11_{two}`."""
+    found = _BASED.match(squashed)
+    if found is None:
+        return None
+    base = _BASE_WORDS.get(found[4] or "", 0) or int(found[3] or (found[4] if found[4].isdecimal() else 0))
+    if not base or not _has_base(found[2], base):
+        return None
+    return Value("based", (found[1] == "-", found[2].lower(), base), squashed)
+
+
 def _word_or_expression(text: str, depth: int) -> Value:
-    word = text.replace(TEXT_OPEN, "").replace(TEXT_CLOSE, "").strip(" .,;:")
+    if _unmarked(text) == "\\mathbb{R}":
+        return parse("(-\\infty,\\infty)", depth + 1)
+    word = _unmarked(text).strip(" .,;:")
+    if choice := _CHOICE.match(word):
+        word = choice[1]
     if _wrapped(word) and word != text:
         return parse(word, depth + 1)
     if _is_word(word):
         key = "".join(c for c in word.lower() if c.isalpha())
+        if key in _ALL_NUMBERS:
+            return parse("(-\\infty,\\infty)", depth + 1)
         name = _SYNONYMS.get(key)
         return Value("expression", name, name) if name else Value("word", key, squash(text))
-    tail = _TRAILING_TEXT.search(text) if TEXT_OPEN in text[1:] else None
-    unit = unit_name(text[tail.start() :]) if tail and tail.start() else None
-    expression = squash(text[: tail.start()] if tail and unit else text)
+    if _DEGREE in text and not _ANGLE_FUNCTION.search(text):
+        expression = squash(text.replace(_DEGREE, ""))
+        return Value("expression", expression, expression, "°")
+    formula, unit = _formula_and_unit(text)
+    expression = squash(formula)
     return Value("expression", expression, expression, unit)
 
 
+def _formula_and_unit(text: str) -> tuple[str, str | None]:
+    """Takes the unit off: text behind the formula, or words that can be nothing else."""
+    if (words := _TRAILING_WORDS.search(text)) and is_known_unit(words[1]):
+        return text[: words.start()], unit_name(words[0])
+    tail = _TRAILING_TEXT.search(text) if TEXT_OPEN in text[1:] else None
+    if tail is None or not tail.start() or tail[0].startswith(_DEGREE):  # degrees of an angle are part of the formula
+        return text, None
+    unit = unit_name(tail[0])
+    return (text[: tail.start()], unit) if unit else (text, None)
+
+
 def _is_word(text: str) -> bool:
-    """Letters, spaces, apostrophes; hyphens only within longer words, so that `p-q` is a difference."""
+    """Letters, spaces; apostrophes within a word, so that `x'` is a name; hyphens within longer words: `p-q`."""
+    if _PRIMED.search(text):
+        return False
     if not any(c.isalpha() for c in text) or not all(c.isalpha() or c in " '’.-" for c in text):
         return False
     return "-" not in text or all(len(part) > 2 for part in text.split("-"))

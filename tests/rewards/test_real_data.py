@@ -4,7 +4,7 @@ import json
 from fractions import Fraction
 from pathlib import Path
 
-from gtpo_lightning.rewards import extract_answer, is_correct, is_equivalent
+from gtpo_lightning.rewards import compare, extract_answer, is_correct, is_equivalent
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -37,6 +37,30 @@ if DATA.is_dir():
         same = {(a, b) for i, a in enumerate(golds) for b in golds[:i] if is_equivalent(a, b)}
         # One list in another order, one fraction without braces, one root with a space: read by eye.
         assert same == {("1,-2", "-2,1"), (r"\frac{1}{4}", r"\frac14"), (r"2\sqrt{5}", r"2 \sqrt{5}")}
+
+    def test_math500_golds_in_other_spellings():
+        golds = {row["answer"] for row in rows("math500.jsonl")}
+        spellings = [
+            lambda gold: rf"${gold}$.",
+            lambda gold: rf"\[\boxed{{{gold}}}\]",
+            lambda gold: gold.replace(r"\frac", r"\dfrac").replace(r"\sqrt", r"\sqrt "),
+            lambda gold: gold.replace("(", r"\left( ").replace(")", r" \right)"),
+            lambda gold: gold.replace("-", "−").replace(r"\pi", "π").replace(r"\cdot", r"\times"),
+        ]
+        pairs = [pair for gold in golds for spell in spellings for pair in ((spell(gold), gold), (gold, spell(gold)))]
+        assert [pair for pair, grade in zip(pairs, compare(pairs), strict=True) if not grade.equal] == []
+
+    def test_math500_golds_with_one_character_changed():
+        pairs = []
+        for gold in {row["answer"] for row in rows("math500.jsonl")}:
+            for at, char in enumerate(gold):
+                changed = (
+                    str((int(char) + 1) % 10) if char.isdigit() else {"+": "-", "-": "+", "(": "[", "]": ")"}.get(char)
+                )
+                if changed:
+                    pairs.append((gold[:at] + changed + gold[at + 1 :], gold))
+        assert len(pairs) > 900
+        assert [pair for pair, grade in zip(pairs, compare(pairs), strict=True) if grade.equal] == []
 
     def test_competition_golds():  # H-13
         for name, key in (("aime24.jsonl", "answer"), ("aime25.jsonl", "answer"), ("amc23.jsonl", "answer")):
