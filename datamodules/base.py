@@ -8,7 +8,15 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities import rank_zero_only
 
+from gtpo_lightning.datamodules.checks import (
+    check_at_least,
+    check_ids,
+    check_names,
+    checked_problems,
+    shared_questions,
+)
 from gtpo_lightning.datamodules.loader import ProblemLoader
 from gtpo_lightning.datamodules.progress import TrainerProgress
 from gtpo_lightning.rollout import Problem
@@ -20,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 # The splits that each stage of a trainer needs.
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}
+# The split that is judged in each of them, also by its own name.
+_JUDGED = {"fit": "val", "sanity_check": "val", "validate": "val", "val": "val", "test": "test", "predict": "test"}
 
 
 class DataModule(pl.LightningDataModule):
@@ -32,6 +42,10 @@ class DataModule(pl.LightningDataModule):
     Problems whose prompt is longer than `max_prompt_length` are left out and counted; the length is what the trainer's
     module says, by its method `prompt_length(problem) -> int`.
 
+    *Further sets.* `eval_sets` are judged beside this one's own problems, each under its name. In validation such a set
+    shows its validation problems, or without any its test problems; in test its test problems. The loaders of
+    evaluation are then a list, in the order of `eval_names`.
+
     Args:
         batch_size: Problems of one rank in one training step, B. Groups are made of them inside the step, so a batch
             size that is found automatically never tears a group.
@@ -43,9 +57,11 @@ class DataModule(pl.LightningDataModule):
         limit_val: The same for validation.
         limit_test: The same for the test set.
         drop_last: Whether a short last training step is left out (and logged).
+        eval_sets: Further sets that are judged beside this one's own, in validation and in test. They keep their own
+            limits and `max_prompt_length`; without a `val_batch_size` they take this set's.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or two sets have one name.
     """
 
     name: str = "data"
@@ -61,12 +77,13 @@ class DataModule(pl.LightningDataModule):
         limit_val: int | None = None,
         limit_test: int | None = None,
         drop_last: bool = False,
+        eval_sets: list[DataModule] | None = None,
     ) -> None:
         super().__init__()
-        _check_at_least(1, batch_size=batch_size)
+        check_at_least(1, batch_size=batch_size)
         limits = {"limit_train": limit_train, "limit_val": limit_val, "limit_test": limit_test}
         optional = {"val_batch_size": val_batch_size, "max_prompt_length": max_prompt_length, **limits}
-        _check_at_least(1, **{name: value for name, value in optional.items() if value is not None})
+        check_at_least(1, **{name: value for name, value in optional.items() if value is not None})
         self.batch_size = batch_size
         self.val_batch_size = val_batch_size
         self.shuffle = shuffle
@@ -74,6 +91,9 @@ class DataModule(pl.LightningDataModule):
         self.max_prompt_length = max_prompt_length
         self.limits = {"train": limit_train, "val": limit_val, "test": limit_test}
         self.drop_last = drop_last
+        self.eval_sets = list(eval_sets or [])
+        self._check_eval_sets()
+        self._leak_told = False
         self._problems: dict[str, list[Problem]] = {}
         self._measured: dict[str, int] = {}
 
@@ -90,6 +110,11 @@ class DataModule(pl.LightningDataModule):
         """
         raise NotImplementedError(f"{type(self).__name__} has to define make_problems(split) -> list[Problem]")
 
+    def prepare_data(self) -> None:
+        """Fetches what the further sets need, once per node; a subclass that fetches something of its own adds it."""
+        for one in self.eval_sets:
+            one.prepare_data()
+
     def setup(self, stage: str | None = None) -> None:
         """Builds the problems of the splits that a stage needs, once.
 
@@ -99,12 +124,20 @@ class DataModule(pl.LightningDataModule):
         Raises:
             ValueError: Two problems have the same id.
         """
-        for split in _STAGES.get(str(getattr(stage, "value", stage)), ("train", "val", "test")):
+        splits = _STAGES.get(str(getattr(stage, "value", stage)), ("train", "val", "test"))
+        for split in splits:
             if split not in self._problems:
-                problems = _checked(self.make_problems(split), f"{type(self).__name__}.make_problems({split!r})")
-                problems = problems[: self.limits[split]]
-                _check_ids(problems, f"{self.name}/{split}")
-                self._problems[split] = problems
+                self._problems[split] = self._limited(split, self.make_problems(split))
+        for one in self.eval_sets:
+            one.trainer = self.trainer
+            one._setup_beside(splits, self.name)
+        if self.eval_sets:
+            self._check_beside(splits)
+
+    def _limited(self, split: str, problems: Any) -> list[Problem]:
+        problems = checked_problems(problems, f"{type(self).__name__}.make_problems({split!r})")[: self.limits[split]]
+        check_ids([(f"{self.name}/{split}", problems)])
+        return problems
 
     @property
     def train_problems(self) -> list[Problem]:
@@ -162,7 +195,7 @@ class DataModule(pl.LightningDataModule):
         """
         problems = self._fitting_problems("train")
         if not problems:
-            raise ValueError(f"train: {self.name} has no training problems; valid: a source with a training split")
+            raise ValueError(self._missing("train"))
         trainer = self.trainer
         if trainer is None:
             return self._loader(problems, self.batch_size, shuffle=self.shuffle, drop_last=self.drop_last)
@@ -190,60 +223,120 @@ class DataModule(pl.LightningDataModule):
     def val_dataloader(self) -> ProblemLoader | list[Any]:
         """Validation batches of this rank; none while fitting where there is no validation split.
 
+        Returns:
+            A loader; with more sets than one that have problems to show, a list of them in the order of `eval_names`.
+
         Raises:
             ValueError: Validation was asked for and there is no such split.
         """
-        return self._eval_loader("val")
+        return self._eval_loaders("val")
 
     def test_dataloader(self) -> ProblemLoader | list[Any]:
         """Test batches of this rank.
 
+        Returns:
+            As `val_dataloader`.
+
         Raises:
             ValueError: There is no test split.
         """
-        return self._eval_loader("test")
+        return self._eval_loaders("test")
 
     def predict_dataloader(self) -> ProblemLoader | list[Any]:
         """The test problems, to be completed without a score.
 
+        Returns:
+            As `val_dataloader`.
+
         Raises:
             ValueError: There is no test split.
         """
-        return self._eval_loader("test")
+        return self._eval_loaders("test")
 
-    def _eval_loader(self, split: str) -> ProblemLoader | list[Any]:
-        problems = self._fitting_problems(split)
-        if problems:
-            return self._loader(problems, self.val_batch_size or self.batch_size)
-        if split == "val" and (self.trainer is None or self.trainer.state.fn == "fit"):
-            return []
-        raise ValueError(f"{split}: {self.name} has no {split} problems; valid: a source with such a split")
+    def eval_names(self, stage: str) -> list[str]:
+        """Names of the sets that a stage judges, in the order of its loaders; known after `setup`.
+
+        Args:
+            stage: "val" or "test", or a stage of a trainer: "fit", "validate", "test", "predict".
+
+        Returns:
+            This set's name first, unless it has no problems of that split, then those of `eval_sets`.
+
+        Raises:
+            ValueError: An unknown stage.
+        """
+        name = str(getattr(stage, "value", stage))
+        if name not in _JUDGED:
+            raise ValueError(f"stage: {stage!r}; valid: {', '.join(_JUDGED)}")
+        return [one.name for one in self._judged(_JUDGED[name])]
+
+    def _judged(self, split: str) -> list[DataModule]:
+        """The sets that have problems to show, this one first."""
+        return [one for one in (self, *self.eval_sets) if one._problems.get(split)]
+
+    def _eval_loaders(self, split: str) -> ProblemLoader | list[Any]:
+        size = self.val_batch_size or self.batch_size
+        loaders = []
+        for one in self._judged(split):
+            one.trainer = self.trainer
+            loaders.append(one._loader(one._fitting_problems(split), one.val_batch_size or size))
+        if len(loaders) == 1:
+            return loaders[0]
+        if loaders or (split == "val" and (self.trainer is None or self.trainer.state.fn == "fit")):
+            return loaders
+        raise ValueError(self._missing(split))
+
+    def _missing(self, split: str) -> str:
+        """What to say where a stage needs a split that is not there."""
+        kind = "training" if split == "train" else split
+        return f"{split}: {self.name} has no {kind} problems; valid: a source with such a split"
+
+    # further sets
+
+    def _check_eval_sets(self) -> None:
+        for one in self.eval_sets:
+            if not isinstance(one, DataModule):
+                raise ValueError(f"eval_sets: {one!r}; valid: data modules of this package, such as MATH500()")
+            if one.eval_sets:
+                raise ValueError(f"eval_sets: {one.name} has eval_sets of its own; valid: all of them in one list")
+        check_names([self, *self.eval_sets])
+
+    def _setup_beside(self, splits: Sequence[str], main: str) -> None:
+        """Builds what this set shows beside another."""
+        if "val" in splits:
+            self.setup("validate")
+            if not self._problems.get("val"):
+                self._problems["val"] = self._limited("val", self.make_problems("test"))
+        if "test" in splits:
+            self.setup("test")
+        for split in splits:
+            if split != "train" and not self._problems.get(split):
+                rank_zero_only(_log.warning)(
+                    "eval_sets: %s has no %s problems to show beside %s", self.name, split, main
+                )
+
+    def _check_beside(self, splits: Sequence[str]) -> None:
+        """Refuses ids that two sets share, and warns once of training problems that are also judged."""
+        for split in splits:
+            judged = self._judged(split) if split != "train" else []
+            check_ids([(one.name, one._problems[split]) for one in judged])
+        if "train" not in splits or self._leak_told:
+            return
+        shared = [(one, shared_questions(self.train_problems, one.val_problems)) for one in self.eval_sets]
+        leaks = [f"{count} of {len(one.val_problems)} problems of {one.name}" for one, count in shared if count]
+        if leaks:
+            self._leak_told = True
+            rank_zero_only(_log.warning)(
+                "eval_sets: training problems of %s are also asked in %s; those scores show training, too",
+                self.name,
+                ", ".join(leaks),
+            )
 
     def _loader(self, problems: Sequence[Problem], batch_size: int, **kwargs: Any) -> ProblemLoader:
         rank, world_size = _rank_and_world_size(self.trainer)
         return ProblemLoader(
             problems, batch_size=batch_size, seed=self.seed, rank=rank, world_size=world_size, **kwargs
         )
-
-
-def _check_at_least(minimum: int, **values: Any) -> None:
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise ValueError(f"{name}: {value!r}; valid: an integer >= {minimum}")
-
-
-def _checked(problems: Any, where: str) -> list[Problem]:
-    if not isinstance(problems, (list, tuple)) or not all(isinstance(problem, Problem) for problem in problems):
-        raise ValueError(f"{where} gave {type(problems).__name__} {str(problems)[:80]!r}; valid: a list of Problem")
-    return list(problems)
-
-
-def _check_ids(problems: list[Problem], where: str) -> None:
-    seen: set[str] = set()
-    for problem in problems:
-        if problem.id in seen:
-            raise ValueError(f"id: {problem.id!r} stands twice in {where}; valid: one id per problem")
-        seen.add(problem.id)
 
 
 def _rank_and_world_size(trainer: pl.Trainer | None) -> tuple[int, int]:

@@ -20,19 +20,18 @@ class GSM8K(TableDataModule):
     The hub has no validation split: `val_size` training rows are held out for it. `meta["solution"]` is the worked text
     without the final line and without the `<<48/2=24>>` annotations. A row without a number after `####` is left out.
 
-    Takes the arguments of `TableDataModule` and `DataModule`.
+    Takes the arguments of `TableDataModule`, `TableReader` and `DataModule`.
     """
 
     name = "gsm8k"
     default_source = "openai/gsm8k"
-    default_config = "main"
-    columns = ("question", "answer")
+    default_configs = ("main",)
 
-    def to_problem(self, row: dict[str, Any], id: str) -> Problem | None:
-        """A problem with its gold answer and its solution; None without a gold answer."""
-        gold = gold_answer(row["answer"])
+    def to_problem(self, row: dict[str, Any], id: str) -> Problem | str:
+        """A problem with its gold answer and its solution."""
+        gold = gold_answer(row["answer"]) if isinstance(row["answer"], str) else None
         if gold is None:
-            return None
+            return "no number after #### in the answer"
         return Problem(id, row["question"], gold, {"solution": worked_solution(row["answer"])})
 
 

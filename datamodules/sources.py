@@ -1,135 +1,105 @@
-"""Rows of a table from a hub id, a local file or a local folder."""
+"""Where the rows of a table come from: a hub id, a local file, a local folder. All have the same three methods."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Protocol
 
-__all__ = ["has_split", "is_local", "load_rows"]
+from gtpo_lightning.datamodules.files import SUFFIXES, VALID_SOURCES, Row, plain_rows, read_rows
+from gtpo_lightning.datamodules.hub import HubSource
+from gtpo_lightning.datamodules.recognise import split_words
 
-Row = dict[str, Any]
-
-_SUFFIXES = (".jsonl", ".json", ".parquet")
-_NAMES = {"train": {"train"}, "val": {"val", "valid", "validation", "dev"}, "test": {"test"}}
-_VALID = "a hub id, or a local .jsonl, .json or .parquet file, or a folder of such files or of a saved data set"
+__all__ = ["Source", "is_local", "open_source"]
 
 
-def is_local(source: str) -> bool:
+class Source(Protocol):
+    """Rows in splits in configurations. A configuration or split named "" is the only one, without a name."""
+
+    location: str
+
+    def configs(self) -> list[str]:
+        """Names of the configurations."""
+
+    def splits(self, config: str) -> list[str]:
+        """Names of the splits of a configuration."""
+
+    def rows(self, config: str, split: str) -> list[Row]:
+        """All rows of a split."""
+
+
+def is_local(location: str) -> bool:
     """Whether a source names a file or a folder rather than a data set of the hub.
 
     Example:
         >>> is_local("rows.jsonl"), is_local("openai/gsm8k")
         (True, False)
     """
-    path = Path(source).expanduser()
-    return path.exists() or path.suffix in _SUFFIXES or source.startswith(("/", "./", "../", "~"))
+    path = Path(location).expanduser()
+    return path.exists() or path.suffix in SUFFIXES or location.startswith(("/", "./", "../", "~"))
 
 
-def load_rows(
-    source: str, split: str = "train", *, columns: Sequence[str] = (), config: str | None = None, hub_split: str = ""
-) -> list[Row]:
-    """Loads the rows of one split. Local sources need no network and leave no cache behind.
+def open_source(location: str) -> Source:
+    """The source at a location. Local sources need no network and leave no cache behind.
 
-    A single file has no splits: all of it is loaded. In a folder the files of a split are those with its name among
-    the words of theirs (`train.jsonl`, `gsm8k_train.jsonl`, `train-00000-of-00002.parquet`; for "val" also valid,
-    validation and dev), looked for in the folder, in its subfolder named like `config`, and in `data`. A folder that
-    `datasets` wrote by `save_to_disk` is read as such.
+    * A single file (.jsonl, .json with a list of objects, .parquet) is one split: the one among the words of the file's
+      name (`gsm8k_test.jsonl`), else one without a name.
+    * A folder that `datasets` wrote by `save_to_disk` has the splits that were saved.
+    * In any other folder the name of a split is looked for among the words of a file's name (`gsm8k_train.jsonl`,
+      `train-00000-of-00002.parquet`), then of its folders (`train/algebra/1.json`). Other folders are configurations
+      (`algebra/train.jsonl`, `main/test.parquet`), `data` aside. A .json file here may also hold a single row.
+      Subfolders in which nothing names a split are one split without a name.
 
     Args:
-        source: A hub id, a file (.jsonl, .json with a list of objects, .parquet) or a folder.
-        split: "train", "val" or "test".
-        columns: Columns that every row needs.
-        config: Configuration of a hub data set.
-        hub_split: Name of the split on the hub. Default: `split`.
+        location: A hub id, a file or a folder.
 
     Raises:
-        ValueError: The source is not there, cannot be read, has no such split, or lacks a column.
+        ValueError: A local path is not there, or a folder holds no file that says its split.
     """
-    path = Path(source).expanduser()
-    if not is_local(source):
-        rows, where = _hub_rows(source, config, hub_split or split), f"{source} ({hub_split or split})"
-    elif path.is_dir():
-        rows, where = _folder_rows(path, split, config), f"{source} ({split})"
-    elif path.is_file():
-        rows, where = _file_rows(path), source
-    else:
-        raise ValueError(f"source: {source!r} does not exist (looked in {Path.cwd()}); valid: {_VALID}")
-    _check_columns(rows, columns, where)
-    return rows
-
-
-def has_split(source: str, split: str, config: str | None = None) -> bool:
-    """Whether a local folder has files of that split; False for hub ids and single files."""
-    path = Path(source).expanduser()
+    if not is_local(location):
+        return HubSource(location)
+    path = Path(location).expanduser()
+    if path.is_file():
+        return _FileSource(location, path)
     if not path.is_dir():
-        return False
+        raise ValueError(f"source: {location!r} does not exist (looked in {Path.cwd()}); valid: {VALID_SOURCES}")
     saved = _saved_splits(path)
-    return bool(_split_files(path, split, config)) if saved is None else _saved_name(saved, split) is not None
+    return _FolderSource(location, path) if saved is None else _SavedSource(location, path, saved)
 
 
-def _hub_rows(source: str, config: str | None, split: str) -> list[Row]:
-    from datasets import load_dataset
+class _FileSource:
+    def __init__(self, location: str, path: Path) -> None:
+        self.location = location
+        self.path = path
 
-    try:
-        return load_dataset(source, config, split=split).to_list()
-    except Exception as error:  # the hub's client raises a dozen kinds
-        raise ValueError(
-            f"source: could not load {source!r} (config {config!r}, split {split!r}) from the hub "
-            f"({type(error).__name__}: {error}); valid: {_VALID}"
-        ) from error
+    def configs(self) -> list[str]:
+        return [""]
 
+    def splits(self, config: str) -> list[str]:
+        words = split_words(self.path.stem)
+        return list(words) if len(words) == 1 else [""]
 
-def _file_rows(path: Path) -> list[Row]:
-    if path.suffix not in _SUFFIXES:
-        raise ValueError(f"source: {str(path)!r} is no {', '.join(_SUFFIXES)} file; valid: {_VALID}")
-    try:
-        if path.suffix == ".parquet":
-            from pyarrow import parquet  # type: ignore[import-untyped]
-
-            return parquet.ParquetFile(path).read().to_pylist()
-        text = path.read_text(encoding="utf-8")
-        # Split at newlines only: `splitlines` would also split at separators that JSON allows inside a string.
-        rows = json.loads(text) if path.suffix == ".json" else _json_lines(text.split("\n"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"source: {str(path)!r} cannot be read ({error}); valid: {_VALID}") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"source: {str(path)!r} holds {type(rows).__name__}; valid: one object a row")
-    return rows
+    def rows(self, config: str, split: str) -> list[Row]:
+        return read_rows(self.path)
 
 
-def _json_lines(lines: Iterable[str]) -> list[Row]:
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from error
-    return rows
+class _SavedSource:
+    def __init__(self, location: str, path: Path, saved: list[str]) -> None:
+        self.location = location
+        self.path = path
+        self.saved = saved
 
+    def configs(self) -> list[str]:
+        return [""]
 
-def _folder_rows(path: Path, split: str, config: str | None) -> list[Row]:
-    saved = _saved_splits(path)
-    if saved is not None:
+    def splits(self, config: str) -> list[str]:
+        return self.saved
+
+    def rows(self, config: str, split: str) -> list[Row]:
         from datasets import load_from_disk
 
-        name = _saved_name(saved, split)
-        if name is None:
-            raise ValueError(
-                f"source: {str(path)!r} has the splits {saved}, none for {split!r}; valid: a split of these"
-            )
-        return load_from_disk(str(path / name)).to_list()
-    files = _split_files(path, split, config)
-    if not files:
-        found = sorted(file.name for file in path.iterdir())[:10]
-        raise ValueError(
-            f"source: {str(path)!r} has no file for {split!r}, only {found}; valid: names with one of "
-            f"{sorted(_NAMES[split])} in them, such as {split}.jsonl"
-        )
-    return [row for file in files for row in _file_rows(file)]
+        return plain_rows(load_from_disk(str(self.path / split)))
 
 
 def _saved_splits(path: Path) -> list[str] | None:
@@ -139,28 +109,50 @@ def _saved_splits(path: Path) -> list[str] | None:
     return [""] if (path / "state.json").is_file() and (path / "dataset_info.json").is_file() else None
 
 
-def _saved_name(saved: list[str], split: str) -> str | None:
-    names = _NAMES[split] | ({""} if split == "train" else set())
-    return next((name for name in saved if name in names), None)
+class _File(NamedTuple):
+    config: str
+    splits: frozenset[str]
+    path: Path
 
 
-def _split_files(path: Path, split: str, config: str | None) -> list[Path]:
-    for folder in (path, *([path / config] if config else []), path / "data"):
-        if folder.is_dir():
-            files = [file for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES]
-            files = [file for file in files if _NAMES[split] & set(re.split(r"[-_.\s]", file.stem.lower()))]
-            if files:
-                return files
-    return []
+class _FolderSource:
+    def __init__(self, location: str, path: Path) -> None:
+        self.location = location
+        self.path = path
 
-
-def _check_columns(rows: list[Row], columns: Sequence[str], where: str) -> None:
-    if not rows:
-        raise ValueError(f"source: {where} has no rows; valid: at least one")
-    for number, row in enumerate(rows, start=1):
-        missing = [column for column in columns if column not in row]
-        if missing:
+    @cached_property
+    def files(self) -> list[_File]:
+        found = [_place(path, self.path) for path in sorted(self.path.rglob("*")) if _is_table(path, self.path)]
+        named = [file for file in found if file.splits]
+        # Subfolders alone may be all there is of one split; loose files of unknown meaning are not taken.
+        usable = named or [file._replace(splits=frozenset({""})) for file in found if file.config]
+        if not usable:
+            names = [str(file.path.relative_to(self.path)) for file in found[:10]]
             raise ValueError(
-                f"source: {where}, row {number} has the columns {sorted(row)} and lacks {missing}; "
-                f"valid: rows with {list(columns)}"
+                f"source: no file in {self.location!r} says which split it is, there are only {names}; valid: files or "
+                "folders with train, validation or test in their names, or the path of one file"
             )
+        return usable
+
+    def configs(self) -> list[str]:
+        return sorted({file.config for file in self.files})
+
+    def splits(self, config: str) -> list[str]:
+        return sorted({split for file in self.files if file.config == config for split in file.splits})
+
+    def rows(self, config: str, split: str) -> list[Row]:
+        files = [file.path for file in self.files if file.config == config and split in file.splits]
+        return [row for path in files for row in read_rows(path, single=True)]
+
+
+def _is_table(path: Path, root: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+    return path.suffix in SUFFIXES and not hidden and path.is_file()
+
+
+def _place(path: Path, root: Path) -> _File:
+    """Configuration and splits of a file by its names from the inside out."""
+    folders = path.relative_to(root).parts[:-1]
+    words = [split_words(name) for name in (path.stem, *reversed(folders))]
+    config = "/".join(name for name in folders if name != "data" and not split_words(name))
+    return _File(config, frozenset(next(filter(None, words), set())), path)

@@ -263,22 +263,30 @@ def test_e01_l10_ranks_of_a_trainer_share_without_padding(lightning, ranks):
 
 
 @pytest.mark.parametrize(
-    ("name", "own"),
-    [("Arithmetic", {"levels": [1, 3], "noise": 0.2}), ("GSM8K", {"source": "rows.jsonl", "val_size": 5})],
+    ("kind", "name", "own"),
+    [
+        ("Arithmetic", "arithmetic", {"levels": [1, 3], "noise": 0.2}),
+        ("GSM8K", "gsm8k", {"source": "rows.jsonl", "val_size": 5, "train_split": "a"}),
+        ("HendrycksMATH", "math", {"subjects": ["algebra"], "levels": [1, 2], "val_size": 5, "config": "all"}),
+        ("ProblemTable", "mine", {"name": "mine", "source": "a/b", "answer_style": "boxed", "id_column": "key"}),
+        ("MATH500", "math500", {"split": "train", "solution_column": "text"}),
+        ("AIME2024", "aime2024", {"source": "rows.jsonl", "question_column": "text"}),
+        ("AIME2025", "aime2025", {"config": "AIME2025-I"}),
+        ("AMC2023", "amc2023", {"answer_column": "key"}),
+    ],
 )
-def test_every_argument_can_stand_in_a_configuration(name, own):
+def test_every_argument_can_stand_in_a_configuration(kind, name, own):
     parser = ArgumentParser()
     parser.add_subclass_arguments(DataModule, "data")
     shared = {"batch_size": 3, "max_prompt_length": 64, "limit_train": 7, "seed": 2}
-    config = {"data": {"class_path": f"gtpo_lightning.datamodules.{name}", "init_args": {**own, **shared}}}
+    beside = [{"class_path": "gtpo_lightning.datamodules.Arithmetic", "init_args": {"size": 9, "limit_val": 4}}]
+    if kind != "Arithmetic":
+        shared["eval_sets"] = beside
+    config = {"data": {"class_path": f"gtpo_lightning.datamodules.{kind}", "init_args": {**own, **shared}}}
     data = parser.instantiate_classes(parser.parse_object(config)).data
-    assert (data.name, data.batch_size, data.max_prompt_length, data.limits["train"], data.seed) == (
-        name.lower(),
-        3,
-        64,
-        7,
-        2,
-    )
+    assert (data.name, data.batch_size, data.max_prompt_length, data.limits["train"], data.seed) == (name, 3, 64, 7, 2)
+    if kind != "Arithmetic":
+        assert [(one.name, one.limits["val"]) for one in data.eval_sets] == [("arithmetic", 4)]
 
 
 @pytest.mark.parametrize("given", [None, [{"id": "1"}], "problems"])
