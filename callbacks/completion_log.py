@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from gtpo_lightning.completion_store import append_lines
 from gtpo_lightning.functional import mean_entropy
 from gtpo_lightning.hooks import RLCallback
 from gtpo_lightning.rollout import Rollout
@@ -73,7 +73,7 @@ class CompletionLog(RLCallback):
                 logger.experiment.add_text("completions", _table(records), step)
                 logger.experiment.flush()
         if self.jsonl and folder is not None:
-            _append(Path(folder) / "completions.jsonl", records)
+            append_lines(Path(folder) / "completions.jsonl", records)
 
     def state_dict(self) -> dict[str, Any]:
         """The step of the last write, so that a resumed run writes at the steps an unbroken one would."""
@@ -125,18 +125,6 @@ def _problem(rollout: Rollout, row: int) -> object:
 def _number(values: Tensor | None, row: int) -> float | None:
     value = math.nan if values is None else float(values[row].detach())
     return value if math.isfinite(value) else None
-
-
-def _append(path: Path, records: list[dict[str, Any]]) -> None:
-    """Adds one line a record; a last line that a killed run left unfinished stays a line of its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode())
-        file.flush()
 
 
 def _table(records: list[dict[str, Any]]) -> str:

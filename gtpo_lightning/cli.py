@@ -60,13 +60,11 @@ class GTPOCLI(LightningCLI):
         trained, asked = stored.pop("_class_path", None), given.get("class_path")
         if trained is None or asked is None:
             return
-        if import_object(trained) is not import_object(asked):
-            if subcommand == "fit":
-                raise ValueError(
-                    f"ckpt_path: {path} was made by {trained} and this run is of {asked}; valid: a checkpoint of the "
-                    f"same module, or --model.weights {path} to start a new run from its policy"
-                )
-            return
+        if subcommand == "fit" and import_object(trained) is not import_object(asked):
+            raise ValueError(
+                f"ckpt_path: {path} was made by {trained} and this run is of {asked}; valid: a checkpoint of the "
+                f"same module, or --model.weights {path} to start a new run from its policy"
+            )
         init_args = self.config[subcommand].model.init_args
         init_args["weights"] = None  # the checkpoint has the weights, and their first source may be gone
         explicit = set(vars(given.get("init_args") or Namespace()))
@@ -109,17 +107,23 @@ class GTPOCLI(LightningCLI):
             self.model.build_lr_scheduler = partial(instantiate_class, init=scheduler)
 
     def before_instantiate_classes(self) -> None:
-        """Refuses a run without a module that trains.
+        """Refuses a run without a module that can do it; predictions go to a file, not to memory.
 
         Raises:
-            ValueError: `model` was left out.
+            ValueError: `model` was left out, or training was asked of a module that does not train.
         """
-        model = self.config[self.subcommand].model if self.subcommand else self.config.model
-        if model is None or import_object(model.class_path) is PolicyModule:
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        model = config.model
+        if model is None or (self.subcommand in (None, "fit") and import_object(model.class_path) is PolicyModule):
             raise ValueError(
                 "model.class_path: missing; valid: gtpo_lightning.GTPOModule or gtpo_lightning.SFTModule, as "
                 "configs/gtpo.yaml and configs/sft.yaml give it"
             )
+        if self.subcommand == "predict" and config.get("return_predictions") is None:
+            config["return_predictions"] = False
+        if self.subcommand in ("validate", "test") and config.evaluator is not None:
+            # The evaluator has a table of its own.
+            config["verbose"] = self._given[self.subcommand].get("verbose", False)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Builds the trainer with the parts that are switched on."""

@@ -149,11 +149,14 @@ def load_model(name: str, *, dtype: str = "float32", attention: str | None = Non
         ) from error
 
 
-def check_name(name: str) -> None:
+def check_name(name: str | None) -> str:
     """Refuses what can be no model: neither an embedded name nor a hub id nor a folder.
 
+    Returns:
+        The name.
+
     Raises:
-        ValueError: An empty name, or a path that is no folder.
+        ValueError: No name, an empty one, or a path that is no folder.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"model: {name!r} is empty; valid: a hub id, a folder, or one of {', '.join(EMBEDDED)}")
@@ -166,6 +169,7 @@ def check_name(name: str) -> None:
             f"model: {name!r} is no folder; valid: a hub id, a folder written by save_pretrained, or one of "
             f"{', '.join(EMBEDDED)}"
         )
+    return name
 
 
 def _as_dense(model: PreTrainedModel) -> PreTrainedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
-from gtpo_lightning.engines import Completions, Engine, Sampling
+from gtpo_lightning.completion_store import CompletionStore
+from gtpo_lightning.engines import Completions, Engine, OnFinished, Sampling
 from gtpo_lightning.engines.local import LocalEngine
 from gtpo_lightning.fit_checks import check_fit
 from gtpo_lightning.hooks import StepWindow
+from gtpo_lightning.judging import Sample
 from gtpo_lightning.models import EMBEDDED, check_name, load_model, load_tokenizer
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.optimizer_settings import OptimizerSettings
 from gtpo_lightning.policy import Policy
+from gtpo_lightning.rewards.pool import close_workers
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
 from gtpo_lightning.schedulers import WarmupCosine
 from gtpo_lightning.seeding import seed_or_global
@@ -40,7 +44,8 @@ class PolicyModule(pl.LightningModule):
     inside the strategy's context, after all arguments were checked.
 
     Args:
-        model: Hub id, folder, or an embedded name: `tiny`, `smollm2-135m`.
+        model: Hub id, folder, or an embedded name: `tiny`, `smollm2-135m`. On the command line a checkpoint
+            (`ckpt_path`) fills it in.
         weights: A checkpoint of this package whose policy is the start, such as that of a supervised warm start. A
             resumed run (`ckpt_path`) takes its weights from there instead.
         dtype: How weights are kept: `float32`, `bfloat16` or `float16`. Mixed precision is the trainer's `precision`.
@@ -62,7 +67,7 @@ class PolicyModule(pl.LightningModule):
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         *,
         weights: str | None = None,
         dtype: str = "float32",
@@ -78,7 +83,7 @@ class PolicyModule(pl.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        check_name(model)
+        model = check_name(model)
         for name, value in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
             if not callable(value) and not (name == "lr_scheduler" and value is None):
                 raise ValueError(f"{name}: {value!r} is not valid; valid: a class or function that builds it")
@@ -88,6 +93,8 @@ class PolicyModule(pl.LightningModule):
         if weights is not None and not Path(weights).is_file():
             raise ValueError(f"weights: {weights!r} is no file; valid: a checkpoint written by a run of this package")
         self.eval_sampling = Sampling(max_completion_length=max_completion_length, temperature=temperature)
+        self.completion_store: CompletionStore | None = None
+        """Where evaluation keeps finished completions; what it holds is not sampled again."""
         self.model_name = model
         self.weights = weights
         self.dtype_name = dtype
@@ -144,18 +151,23 @@ class PolicyModule(pl.LightningModule):
         """Tokens of a problem's prompt; what data modules compare with `max_prompt_length`."""
         return len(self.codec.prompt_ids(problem))
 
-    def sample(self, prompts: Prompts, sampling: Sampling, stage: str) -> Rollout:
+    def sample(
+        self, prompts: Prompts, sampling: Sampling, stage: str, on_finished: OnFinished | None = None
+    ) -> Rollout:
         """Samples completions of each prompt and decodes them; nothing is scored yet.
 
         Args:
             prompts: B prompts.
             sampling: All settings; `sampling.num_samples` completions of each prompt.
-            stage: `train`, `val`, `test` or `predict`; part of the key of the random numbers.
+            stage: `train`, `val` or `test`; part of the key of the random numbers.
+            on_finished: Told of rows as they end; see `Engine.generate`.
         """
         members = range(sampling.num_samples)
         epoch = self.current_epoch if stage == "train" else 0
         keys = [(self.seed, stage, epoch, problem.id, member) for problem in prompts.problems for member in members]
-        out = self.engine.generate(prompts, sampling, keys, show_progress=self._shows_progress())
+        out = self.engine.generate(
+            prompts, sampling, keys, show_progress=self._shows_progress(), on_finished=on_finished
+        )
         rollout = _as_rollout(prompts, out, self.codec.decode(out.ids, out.lengths))
         rollout.temperature = sampling.temperature
         return rollout
@@ -170,18 +182,46 @@ class PolicyModule(pl.LightningModule):
     def validation_step(  # type: ignore[override]
         self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0
     ) -> Rollout:
-        """Samples with the evaluation settings and returns the rollout; callbacks judge it."""
-        return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, "val")
+        """Samples with the evaluation settings and returns the rollout; callbacks judge it.
+
+        Problems whose completions lie in `completion_store` are left out of the rollout.
+        """
+        return self._evaluate(problems, "val")
 
     def test_step(  # type: ignore[override]
         self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0
     ) -> Rollout:
         """As `validation_step`."""
-        return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, "test")
+        return self._evaluate(problems, "test")
 
     def predict_step(self, problems: list[Problem], batch_idx: int, dataloader_idx: int = 0) -> Rollout:
-        """As `validation_step`."""
-        return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, "predict")
+        """As `test_step`, with the same random numbers."""
+        return self._evaluate(problems, "test")
+
+    def _evaluate(self, problems: list[Problem], stage: str) -> Rollout:
+        store = self.completion_store
+        if store is None:
+            return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, stage)
+        missing = [problem for problem in problems if not store.finished(problem)]
+
+        def keep(rows: Sequence[int], out: Completions) -> None:
+            lengths = out.lengths[rows]
+            texts = self.codec.decode(out.ids[rows], lengths)
+            for row, *sample in zip(rows, texts, lengths.tolist(), out.truncated[rows].tolist(), strict=True):
+                store.add(missing[row // count], row % count, Sample(*sample))
+
+        count = self.eval_sampling.num_samples
+        return self.sample(self.codec.prompts(missing, self.device), self.eval_sampling, stage, on_finished=keep)
+
+    def teardown(self, stage: str) -> None:
+        """Ends the processes that judged answers; they start again when they are needed."""
+        super().teardown(stage)
+        close_workers()
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Does the same when a run ends by an exception, after which Lightning does not call `teardown`."""
+        there = any(isinstance(callback, _CloseWorkers) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        return [] if there else [_CloseWorkers()]
 
     # optimisation
 
@@ -224,6 +264,11 @@ class PolicyModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what the optimizer was built with."""
         checkpoint["optimizer_settings"] = self.optimizer_settings.state_dict()
+
+
+class _CloseWorkers(pl.Callback):
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        close_workers()
 
 
 def not_plain(arguments: dict[str, Any]) -> list[str]:

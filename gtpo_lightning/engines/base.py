@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from gtpo_lightning.engines.sampling import Sampling
 from gtpo_lightning.rollout import Prompts
 
-__all__ = ["Completions", "Engine"]
+__all__ = ["Completions", "Engine", "OnFinished"]
 
 
 @dataclass
@@ -39,11 +39,21 @@ class Completions:
         return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
 
 
+OnFinished = Callable[[Sequence[int], Completions], None]
+"""Called with the numbers of rows that have just ended and the completions so far."""
+
+
 class Engine(Protocol):
     """Samples completions. The local engine decodes with the policy itself; others may sit on other machines."""
 
     def generate(
-        self, prompts: Prompts, sampling: Sampling, keys: Sequence[tuple[object, ...]], *, show_progress: bool = False
+        self,
+        prompts: Prompts,
+        sampling: Sampling,
+        keys: Sequence[tuple[object, ...]],
+        *,
+        show_progress: bool = False,
+        on_finished: OnFinished | None = None,
     ) -> Completions:
         """Samples `sampling.num_samples` completions of each prompt.
 
@@ -52,5 +62,6 @@ class Engine(Protocol):
             sampling: All settings.
             keys: One key a row, N in all, that its random numbers are drawn by.
             show_progress: Whether a bar appears when sampling takes long.
+            on_finished: Told of rows as they end, each once: their numbers and the completions so far.
         """
         ...

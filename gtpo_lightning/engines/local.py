@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gtpo_lightning.engines.base import Completions
+from gtpo_lightning.engines.base import Completions, OnFinished
 from gtpo_lightning.engines.cache import growing_cache
 from gtpo_lightning.engines.sampling import Sampling, draw_tokens, keyed_uniforms
 from gtpo_lightning.policy import Policy, eval_mode
@@ -43,7 +43,13 @@ class LocalEngine:
 
     @torch.no_grad()
     def generate(
-        self, prompts: Prompts, sampling: Sampling, keys: Sequence[tuple[object, ...]], *, show_progress: bool = False
+        self,
+        prompts: Prompts,
+        sampling: Sampling,
+        keys: Sequence[tuple[object, ...]],
+        *,
+        show_progress: bool = False,
+        on_finished: OnFinished | None = None,
     ) -> Completions:
         """Samples `sampling.num_samples` completions of each prompt; see `Engine.generate`.
 
@@ -63,7 +69,7 @@ class LocalEngine:
                 width = int(mask.sum(dim=1).max())  # a chunk needs no more padding than its own longest prompt
                 ids = prompts.ids[start : start + size, -width:]
                 first = start * sampling.num_samples
-                self._decode(ids, mask[:, -width:], sampling, uniforms, out, first, show_progress)
+                self._decode(ids, mask[:, -width:], sampling, uniforms, out, first, show_progress, on_finished)
         longest = max(int(out.lengths.max()), 1) if rows else 1
         out.ids, out.logprobs, out.entropies = (x[:, :longest] for x in (out.ids, out.logprobs, out.entropies))
         return out
@@ -96,6 +102,7 @@ class LocalEngine:
         out: Completions,
         first: int,
         show_progress: bool,
+        on_finished: OnFinished | None,
     ) -> None:
         """Decodes one chunk of prompts into rows `first`, `first + 1`, … of `out`."""
         group, length = sampling.num_samples, sampling.max_completion_length
@@ -108,6 +115,7 @@ class LocalEngine:
         # Rows of one length need no mask at all; a mask costs an attention kernel its fast path.
         seen = None if bool(mask.all()) else _with_room(mask.repeat_interleave(group, dim=0), length)
         alive = torch.ones(len(rows), dtype=torch.bool, device=ids.device)
+        open_rows = rows  # not reported to `on_finished` yet
         eos = torch.tensor(self.eos_ids, device=ids.device)
         check_every = 1 if ids.device.type == "cpu" else _CHECK_EVERY
         bar = tqdm(total=length, desc="Sampling", unit="token", leave=False, delay=5, disable=not show_progress)
@@ -125,6 +133,9 @@ class LocalEngine:
                 break
             if (step + 1) % check_every == 0:
                 left = int(alive.sum())
+                if on_finished is not None and left < len(open_rows):
+                    on_finished(open_rows[~torch.isin(open_rows, rows[alive])].tolist(), out)
+                    open_rows = rows[alive]
                 if left == 0:
                     break
                 if left < _COMPACT_BELOW * len(alive):
@@ -136,6 +147,8 @@ class LocalEngine:
             state = self.policy.hidden(tokens[:, None], visible, (lengths + step)[:, None], cache)
             logits = head.logits(state[:, -1])
         bar.close()
+        if on_finished is not None and len(open_rows):
+            on_finished(open_rows.tolist(), out)
 
 
 def _with_room(mask: Tensor, room: int) -> Tensor:
