@@ -20,7 +20,7 @@ test test-slow quickstart quickstart-seeds: export OMP_NUM_THREADS = 1
 test test-slow quickstart quickstart-seeds: export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow lint format quickstart quickstart-seeds bench-step deepspeed clean
+.PHONY: help install test test-slow lint format quickstart quickstart-seeds bench-step grading deepspeed clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -72,6 +72,10 @@ bench-step: $(BENCH_VENV)/.installed ## Time a training step next to TRL's and w
 	$(STEP)/step.json
 	$(STEP)/step_trl_checkpointing.json --trl-checkpointing
 	$(STEP)/step_trl_micro_batch_8.json --trl-micro-batch 8
+
+DATA ?= ../shared/data
+grading: $(VENV)/.installed ## What the grader gets right, and how fast, on GSM8K, MATH-500 and AIME files in DATA.
+	$(BIN)/python benchmarks/grading.py --data $(DATA) --json benchmarks/results/grading.json
 
 deepspeed: $(VENV)/.installed ## Add DeepSpeed to the environment.
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[deepspeed]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from functools import partial
@@ -14,7 +15,7 @@ import lightning.pytorch as pl
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, instantiate_class
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 # Loaded for their names: `--data Arithmetic` finds only classes that are imported.
 from gtpo_lightning import datamodules  # noqa: F401
@@ -147,6 +148,7 @@ def main(args: list[str] | None = None) -> GTPOCLI:
     Returns:
         The command line after its run, with `trainer`, `model` and `datamodule`.
     """
+    _show_log()
     # A tokenizer's own threads deadlock after a fork, and the loaders here need none.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if os.getcwd() not in sys.path:  # reward functions and data modules of the user's own
@@ -160,6 +162,16 @@ def main(args: list[str] | None = None) -> GTPOCLI:
         seed_everything_default=0,
         args=args,
     )
+
+
+def _show_log() -> None:
+    """Shows what this package logs, from the first process; a program that set up logging of its own keeps it."""
+    logger = logging.getLogger("gtpo_lightning")
+    if getattr(rank_zero_only, "rank", 0) == 0 and not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 def run() -> None:
