@@ -181,14 +181,11 @@ class Evaluator(pl.Callback):
         pl_module.log_dict(self._scores(trainer, "test"), batch_size=1)
 
     def _judge(self, dataset: str, rollout: Rollout, batch: list[Problem], pl_module: Any) -> None:
-        """Judges the problems of a batch, sampled now or kept earlier."""
-        sampled = samples_of(rollout)
+        """Judges the problems of a batch, sampled now or earlier."""
         store = getattr(pl_module, "completion_store", None)
-        if store is not None:
-            new = {problem.id for problem, _ in sampled}
-            sampled += [(problem, store.samples(problem)) for problem in batch if problem.id not in new]
+        kept = samples_of(rollout) if store is None else [(problem, store.samples(problem)) for problem in batch]
         seen = self._judged.setdefault(dataset, {})
-        fresh = [(problem, samples) for problem, samples in sampled if problem.id not in seen]
+        fresh = [(problem, samples) for problem, samples in kept if problem.id not in seen]
         seen.update({judged.problem.id: judged for judged in judge(fresh, style=self.answer_style)})
 
     def _scores(self, trainer: pl.Trainer, stage: str) -> dict[str, float]:

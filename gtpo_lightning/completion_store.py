@@ -52,10 +52,14 @@ class CompletionStore:
     def __len__(self) -> int:
         return sum(len(samples) for samples in self._known.values())
 
+    def known(self, problem: Problem) -> int:
+        """How many completions of a problem are there, counted from the first without a gap."""
+        known = self._known.get(self._key(problem), {})
+        return next((sample for sample in range(self.num_samples) if sample not in known), self.num_samples)
+
     def finished(self, problem: Problem) -> bool:
         """Whether all completions of a problem are there."""
-        known = self._known.get(self._key(problem), {})
-        return all(sample in known for sample in range(self.num_samples))
+        return self.known(problem) == self.num_samples
 
     def samples(self, problem: Problem) -> list[Sample]:
         """The completions of a finished problem, in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,13 @@ class PolicyModule(pl.LightningModule):
         return len(self.codec.prompt_ids(problem))
 
     def sample(
-        self, prompts: Prompts, sampling: Sampling, stage: str, on_finished: OnFinished | None = None
+        self,
+        prompts: Prompts,
+        sampling: Sampling,
+        stage: str,
+        *,
+        first_member: int = 0,
+        on_finished: OnFinished | None = None,
     ) -> Rollout:
         """Samples completions of each prompt and decodes them; nothing is scored yet.
 
@@ -160,9 +167,10 @@ class PolicyModule(pl.LightningModule):
             prompts: B prompts.
             sampling: All settings; `sampling.num_samples` completions of each prompt.
             stage: `train`, `val` or `test`; part of the key of the random numbers.
+            first_member: Number of a problem's first completion; those before it were sampled earlier.
             on_finished: Told of rows as they end; see `Engine.generate`.
         """
-        members = range(sampling.num_samples)
+        members = range(first_member, first_member + sampling.num_samples)
         epoch = self.current_epoch if stage == "train" else 0
         keys = [(self.seed, stage, epoch, problem.id, member) for problem in prompts.problems for member in members]
         out = self.engine.generate(
@@ -184,7 +192,7 @@ class PolicyModule(pl.LightningModule):
     ) -> Rollout:
         """Samples with the evaluation settings and returns the rollout; callbacks judge it.
 
-        Problems whose completions lie in `completion_store` are left out of the rollout.
+        With a `completion_store` the rollout holds only what was sampled now; the store holds everything.
         """
         return self._evaluate(problems, "val")
 
@@ -199,29 +207,23 @@ class PolicyModule(pl.LightningModule):
         return self._evaluate(problems, "test")
 
     def _evaluate(self, problems: list[Problem], stage: str) -> Rollout:
+        """Samples what the store lacks, and gives it to the store row by row."""
         store = self.completion_store
         if store is None:
             return self.sample(self.codec.prompts(problems, self.device), self.eval_sampling, stage)
         missing = [problem for problem in problems if not store.finished(problem)]
+        first = min((store.known(problem) for problem in missing), default=0)
+        sampling = replace(self.eval_sampling, num_samples=self.eval_sampling.num_samples - first)
 
         def keep(rows: Sequence[int], out: Completions) -> None:
             lengths = out.lengths[rows]
             texts = self.codec.decode(out.ids[rows], lengths)
             for row, *sample in zip(rows, texts, lengths.tolist(), out.truncated[rows].tolist(), strict=True):
-                store.add(missing[row // count], row % count, Sample(*sample))
+                problem, member = divmod(row, sampling.num_samples)
+                store.add(missing[problem], first + member, Sample(*sample))
 
-        count = self.eval_sampling.num_samples
-        return self.sample(self.codec.prompts(missing, self.device), self.eval_sampling, stage, on_finished=keep)
-
-    def teardown(self, stage: str) -> None:
-        """Ends the processes that judged answers; they start again when they are needed."""
-        super().teardown(stage)
-        close_workers()
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """Does the same when a run ends by an exception, after which Lightning does not call `teardown`."""
-        there = any(isinstance(callback, _CloseWorkers) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
-        return [] if there else [_CloseWorkers()]
+        prompts = self.codec.prompts(missing, self.device)
+        return self.sample(prompts, sampling, stage, first_member=first, on_finished=keep)
 
     # optimisation
 

@@ -273,6 +273,24 @@ def test_predict_writes_a_file_without_a_store_and_test_goes_on_from_it(tmp_path
     evaluate(tmp_path, Evaluator(store=str(tmp_path / "completions")), "test")
 
 
+def test_more_samples_go_on_from_fewer_and_are_those_of_one_run(tmp_path, monkeypatch):
+    store = str(tmp_path / "kept")
+    evaluate(tmp_path, Evaluator(num_samples=2, store=store), "test")
+    members = []
+    sample = PolicyModule.sample
+
+    def watched(self, prompts, sampling, *args, first_member=0, **kwargs):
+        members.append(list(range(first_member, first_member + sampling.num_samples)))
+        return sample(self, prompts, sampling, *args, first_member=first_member, **kwargs)
+
+    monkeypatch.setattr(PolicyModule, "sample", watched)
+    evaluate(tmp_path / "more", Evaluator(num_samples=5, store=store), "test")
+    assert members == [[2, 3, 4]] * 2
+    evaluate(tmp_path / "whole", Evaluator(num_samples=5), "test")
+    more, whole = (answers(tmp_path / folder / "test")[0]["datasets"] for folder in ("more", "whole"))
+    assert more == whole
+
+
 def test_other_settings_and_other_weights_have_files_of_their_own(tmp_path):
     store = str(tmp_path / "kept")
     for evaluator in (Evaluator(store=store), Evaluator(store=store, temperature=0.5), Evaluator(store=store)):
