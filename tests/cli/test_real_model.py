@@ -1,5 +1,6 @@
 """The first real run of the README: SmolLM2-135M on GSM8K, with miniature rows where the real file is not there."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,28 @@ def test_smollm2_trains_two_steps_on_gsm8k_and_leaves_logs_and_a_checkpoint(tmp_
     lines = (folder / "completions.jsonl").read_text().splitlines()
     assert lines
     assert 0 < float(cli.trainer.callback_metrics["train/entropy"]) < 5
+
+
+@pytest.mark.slow
+def test_smollm2_is_judged_on_gsm8k_and_repeats_no_finished_problem(tmp_path):
+    source = REAL.with_name("gsm8k_test.jsonl")
+    if not source.exists():
+        source = tmp_path / "gsm8k_test.jsonl"
+        rows = [f'{{"question": "{i} plus {i}?", "answer": "#### {2 * i}"}}' for i in range(20)]
+        source.write_text("\n".join(rows) + "\n")
+    configs = [str(ROOT / "configs" / name) for name in ("eval.yaml", "models/smollm2-135m.yaml", "data/gsm8k.yaml")]
+    flags = [word for path in configs for word in ("-c", path)]
+    flags += [f"--data.source={source}", f"--trainer.logger.save_dir={tmp_path}", "--trainer.enable_progress_bar=false",
+              f"--evaluator.store={tmp_path}/completions", "--model.max_completion_length=32"]  # fmt: skip
+    contents = []
+    for problems in (2, 4, 4):
+        cli = main(["test", *flags, f"--data.limit_test={problems}"])
+        folder = Path(cli.trainer.log_dir) / "test"
+        assert sorted(path.name for path in folder.iterdir()) == ["curves.png", "results.csv", "results.json"]
+        contents.append(json.loads((folder / "results.json").read_text())["datasets"]["gsm8k"])
+    assert [content["problems"] for content in contents] == [2, 4, 4]
+    assert contents[1]["answers"][:8] == contents[0]["answers"]
+    assert contents[2] == contents[1]
+    (kept,) = (tmp_path / "completions").iterdir()
+    assert len(kept.read_text().splitlines()) == 16
+    assert len({answer["completion"] for answer in contents[1]["answers"]}) > 8

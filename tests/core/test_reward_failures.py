@@ -220,3 +220,16 @@ def test_the_command_line_reaches_both(tmp_path, capsys):
     assert "reward_errors" in capsys.readouterr().err
     settings = yaml.safe_load((CONFIGS / "gtpo.yaml").read_text())["model"]["init_args"]
     assert (settings["reward_errors"], settings["reward_time_limit"]) == ("skip", None)
+
+
+def test_m_04_what_was_not_scored_is_left_out_of_a_logged_mean_with_its_weight(tmp_path):
+    """1, not scored, 3 and 3: the mean is 7/3, and not (1 + 3 + 3) / 4."""
+
+    def fixed(completions):
+        return [1.0, None, 3.0, 3.0]
+
+    fit = make_trainer(tmp_path)
+    fit.fit(make_module(rewards={fixed: 1.0}), Sums(batch_size=1, shuffle=False))
+    assert float(fit.callback_metrics["train/rewards/fixed/mean"]) == pytest.approx(7 / 3)
+    assert float(fit.callback_metrics["train/reward"]) == pytest.approx(7 / 3)
+    assert float(fit.callback_metrics["rewards/fixed/none_frac"]) == 0.25
