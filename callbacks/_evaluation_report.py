@@ -11,9 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning.pytorch as pl
 import numpy as np
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -131,7 +130,13 @@ def _draw(panel: Axes, label: str, ks: list[int], scores: list[Score]) -> None:
         panel.errorbar(ks, means, yerr=[[below], [above]], color=line.get_color(), capsize=4)
 
 
-def write_results(folder: Path, header: Mapping[str, Any], judged: Judged, scores: Mapping[str, Any]) -> None:
+def write_results(
+    folder: Path,
+    header: Mapping[str, Any],
+    judged: Judged,
+    scores: Mapping[str, Mapping[str, Score]],
+    curves: Mapping[str, Curve],
+) -> None:
     """Writes `results.json` and `results.csv` with every answer.
 
     Args:
@@ -139,6 +144,7 @@ def write_results(folder: Path, header: Mapping[str, Any], judged: Judged, score
         header: What was evaluated and how, plain values.
         judged: Every problem.
         scores: Data set to scores by name.
+        curves: Data set to its curves.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [row for dataset, problems in judged.items() for row in _rows(dataset, problems)]
@@ -146,6 +152,11 @@ def write_results(folder: Path, header: Mapping[str, Any], judged: Judged, score
         dataset: {
             "problems": len(problems),
             "scores": {name: _plain(score) for name, score in scores[dataset].items()},
+            "curves": {
+                "k": curves[dataset].ks,
+                "pass": [_plain(score) for score in curves[dataset].passed],
+                "maj": [_plain(score) for score in curves[dataset].majority],
+            },
             "answers": [{key: row[key] for key in _COLUMNS[1:]} for row in rows if row["dataset"] == dataset],
         }
         for dataset, problems in judged.items()
@@ -176,13 +187,13 @@ def _plain(score: Score) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in score._asdict().items()}
 
 
-def write_curves(folder: Path, judged: Judged, trainer: pl.Trainer, tag: str) -> None:
+def write_curves(folder: Path, curves: Mapping[str, Curve], loggers: Iterable[Logger], tag: str, step: int) -> None:
     """Draws the curves into `curves.png` and into each TensorBoard."""
-    drawing = figure({dataset: curve(problems) for dataset, problems in judged.items()})
+    drawing = figure(curves)
     drawing.savefig(folder / "curves.png", dpi=120)
-    for logger in trainer.loggers:
+    for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_figure(tag, drawing, trainer.global_step, close=False)
+            logger.experiment.add_figure(tag, drawing, step, close=False)
             logger.experiment.flush()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -40,6 +41,19 @@ def open_store(folder: str | Path, trainer: pl.Trainer, pl_module: pl.LightningM
     }
     path = Path(folder) / f"{Path(module.model_name).name}-{settings_key(settings)}.jsonl"
     store = CompletionStore(path, num_samples=samples, prompt_ids=module.codec.prompt_ids, rank=trainer.global_rank)
-    if len(store):
-        _log.info("%s: %d completions are there and are not sampled again", path, len(store))
+    _log.info("completions are kept in %s, %d of this policy and these settings are there", path, len(store))
     return store
+
+
+def check_folder(folder: str | Path) -> None:
+    """Makes the folder, so that it fails before any work and not after the first completion.
+
+    Raises:
+        ValueError: It cannot be made or written to.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"store: {str(folder)!r} cannot be written to ({error}); valid: a folder, or null") from error

@@ -15,18 +15,19 @@ from rich.table import Table
 
 from gtpo_lightning.callbacks._evaluation_report import (
     Score,
+    curve,
     merged,
     score_table,
     summarise,
     write_curves,
     write_results,
 )
-from gtpo_lightning.callbacks._evaluation_store import open_store
+from gtpo_lightning.callbacks._evaluation_store import check_folder, open_store
 from gtpo_lightning.distributed import gather_objects
 from gtpo_lightning.engines import Sampling
 from gtpo_lightning.judging import JudgedProblem, judge, problem_scores, samples_of
 from gtpo_lightning.policy_module import PolicyModule
-from gtpo_lightning.rewards import extract_answer
+from gtpo_lightning.rewards.extraction import ANSWER_STYLES
 from gtpo_lightning.rollout import Problem, Rollout
 
 __all__ = ["Evaluator"]
@@ -96,14 +97,21 @@ class Evaluator(pl.Callback):
         self.before_training = before_training
         self.answer_style = answer_style
         self.store = store
-        extract_answer("", style=answer_style)  # an unknown style is refused here, not after the first epoch
+        if answer_style not in ANSWER_STYLES:
+            raise ValueError(f"answer_style: {answer_style!r}; valid: {', '.join(ANSWER_STYLES)}")
         self.history: list[tuple[int, dict[str, float]]] = []
         """Step and scores of each evaluation so far."""
         self._judged: dict[str, dict[str, JudgedProblem]] = {}
         self._finished: dict[str, dict[str, JudgedProblem]] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Hands the module the sampling settings of evaluation."""
+        """Hands the module the sampling settings of evaluation.
+
+        Raises:
+            ValueError: The folder of `store` cannot be written to.
+        """
+        if self.store is not None and stage != "fit":
+            check_folder(self.store)
         module = cast(PolicyModule, pl_module)
         length = self.max_completion_length or module.max_completion_length
         module.eval_sampling = replace(self.sampling, max_completion_length=length)
@@ -160,7 +168,7 @@ class Evaluator(pl.Callback):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the scores, exact over all ranks."""
         if not trainer.sanity_checking:
-            pl_module.log_dict(self._scores(trainer, "val"), batch_size=1)
+            pl_module.log_dict(self._scores(trainer, "val"), batch_size=1, sync_dist=True)
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
 
@@ -178,13 +186,17 @@ class Evaluator(pl.Callback):
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the scores, exact over all ranks."""
-        pl_module.log_dict(self._scores(trainer, "test"), batch_size=1)
+        pl_module.log_dict(self._scores(trainer, "test"), batch_size=1, sync_dist=True)
 
     def _judge(self, dataset: str, rollout: Rollout, batch: list[Problem], pl_module: Any) -> None:
         """Judges the problems of a batch, sampled now or earlier."""
         store = getattr(pl_module, "completion_store", None)
         kept = samples_of(rollout) if store is None else [(problem, store.samples(problem)) for problem in batch]
         seen = self._judged.setdefault(dataset, {})
+        questions = {key: judged.problem.question for key, judged in seen.items()}
+        for problem in batch:
+            if questions.setdefault(problem.id, problem.question) != problem.question:
+                raise ValueError(f"id: {problem.id!r} is of two problems of {dataset}; valid: one id per problem")
         fresh = [(problem, samples) for problem, samples in kept if problem.id not in seen]
         seen.update({judged.problem.id: judged for judged in judge(fresh, style=self.answer_style)})
 
@@ -237,11 +249,12 @@ class Evaluator(pl.Callback):
         console = Console()
         scores = {dataset: self._summary(problems) for dataset, problems in judged.items()}
         if judged or self.history:
-            console.print(self._table(trainer, scores, _PREFIXES[run]))
+            console.print(self._table(trainer, pl_module, scores, _PREFIXES[run]))
         if judged:
             folder = Path(place) / run
-            write_results(folder, self._header(trainer, pl_module, run), judged, scores)
-            write_curves(folder, judged, trainer, f"{_PREFIXES[run]}/curves")
+            curves = {dataset: curve(problems) for dataset, problems in judged.items()}
+            write_results(folder, self._header(trainer, pl_module, run), judged, scores, curves)
+            write_curves(folder, curves, trainer.loggers, f"{_PREFIXES[run]}/curves", _step(trainer, pl_module))
             console.print(f"Answers and curves: {folder}", soft_wrap=True)
             failures = Counter(
                 a.failure for row in judged.values() for j in row.values() for a in j.answers if a.failure
@@ -254,9 +267,11 @@ class Evaluator(pl.Callback):
     def _summary(self, problems: Mapping[str, JudgedProblem]) -> dict[str, Score]:
         return summarise([problem_scores(judged, self.ks) for judged in problems.values()])
 
-    def _table(self, trainer: pl.Trainer, scores: Mapping[str, Mapping[str, Score]], prefix: str) -> Table:
+    def _table(
+        self, trainer: pl.Trainer, pl_module: PolicyModule, scores: Mapping[str, Mapping[str, Score]], prefix: str
+    ) -> Table:
         flat = {f"{prefix}/{dataset}/{name}": score for dataset, row in scores.items() for name, score in row.items()}
-        columns = {f"step {trainer.global_step}": {name: score.mean for name, score in flat.items()}}
+        columns = {f"step {_step(trainer, pl_module)}": {name: score.mean for name, score in flat.items()}}
         if trainer.state.fn == "fit" and self.history:
             columns = {f"step {step}": means for step, means in (self.history[0], self.history[-1])}
         intervals = {name: score.interval for name, score in flat.items()}
@@ -266,7 +281,7 @@ class Evaluator(pl.Callback):
         """What was evaluated, and how."""
         return {
             "run": run,
-            "step": trainer.global_step,
+            "step": _step(trainer, pl_module),
             "model": pl_module.model_name,
             "weights": pl_module.weights,
             "checkpoint": None if trainer.ckpt_path is None else str(trainer.ckpt_path),
@@ -283,6 +298,11 @@ def _checked_ks(ks: Sequence[int] | None, num_samples: int) -> list[int]:
         if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= num_samples:
             raise ValueError(f"ks: {k!r} with num_samples {num_samples}; valid: integers of 1 to num_samples")
     return sorted(set(chosen))
+
+
+def _step(trainer: pl.Trainer, pl_module: PolicyModule) -> int:
+    """Optimizer steps of the policy that is judged: those of this run, or of the checkpoint it was read from."""
+    return trainer.global_step if trainer.state.fn == "fit" else pl_module.checkpoint_step
 
 
 def _as_list(loaders: Any) -> list[Any]:

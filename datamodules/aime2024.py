@@ -16,6 +16,7 @@ class AIME2024(Contest):
     """
 
     name = "aime2024"
+    size = 30
     year = 2024
     default_source = "HuggingFaceH4/aime_2024"
     default_splits = ("train",)

@@ -16,6 +16,7 @@ class AIME2025(Contest):
     """
 
     name = "aime2025"
+    size = 30
     year = 2025
     default_source = "math-ai/aime25"
     parts = r".*\bI{1,2}"

@@ -16,6 +16,7 @@ class AMC2023(Contest):
     """
 
     name = "amc2023"
+    size = 40
     year = 2023
     default_source = "AI-MO/aimo-validation-amc"
     default_splits = ("train",)

@@ -306,7 +306,8 @@ class DataModule(pl.LightningDataModule):
         if "val" in splits:
             self.setup("validate")
             if not self._problems.get("val"):
-                self._problems["val"] = self._limited("val", self.make_problems("test"))
+                limit = "val" if self.limits["val"] else "test"
+                self._problems["val"] = self._limited(limit, self.make_problems("test"))
         if "test" in splits:
             self.setup("test")
         for split in splits:

@@ -13,6 +13,8 @@ from gtpo_lightning.rollout import Problem
 
 __all__ = ["Contest", "told_year"]
 
+# One whole number, perhaps with a sign or a unit around it, such as 336^\circ.
+_ONE_NUMBER = re.compile(r"[^0-9.]{0,12}[0-9]{1,12}[^0-9.]{0,12}")
 _YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)")
 
 
@@ -38,8 +40,8 @@ class Contest(EvaluationSet):
     def to_problem(self, row: Row, id: str) -> Problem | str:
         """A problem with its reference answer."""
         gold = whole_number(row["answer"])
-        if gold is None:
-            return "no answer"
+        if gold is None or not _ONE_NUMBER.fullmatch(gold):
+            return "no answer" if gold is None else "an answer that is no whole number"
         return Problem(id, row["question"], gold, {} if row["solution"] is None else {"solution": row["solution"]})
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar
+
+from lightning.pytorch.utilities import rank_zero_only
 
 from gtpo_lightning.datamodules.reader import TableReader
 from gtpo_lightning.datamodules.recognise import find_only_split
 from gtpo_lightning.rollout import Problem
 
 __all__ = ["EvaluationSet"]
+
+_log = logging.getLogger(__name__)
 
 
 class EvaluationSet(TableReader):
@@ -27,10 +32,13 @@ class EvaluationSet(TableReader):
     """
 
     default_splits: ClassVar[tuple[str, ...]] = ("test",)
+    # How many problems the set has, where that is fixed; another number is said.
+    size: ClassVar[int | None] = None
 
     def __init__(self, source: str | None = None, split: str | None = None, **kwargs: Any) -> None:
         super().__init__(source=source, **kwargs)
         self.split = split
+        self.limits["val"] = self.limits["val"] or self.limits["test"]  # validation shows the same rows
 
     def make_problems(self, split: str) -> list[Problem]:
         """All problems, except for training: there are none."""
@@ -42,7 +50,16 @@ class EvaluationSet(TableReader):
             names, where = self._splits(source, config), f"{self.source!r}" + (f" ({config})" if config else "")
             name = find_only_split(names, "test", chosen=self.split, where=where, argument="split")
             parts.append((config, name))
-        return self._read(source, parts, "test")
+        problems = self._read(source, parts, "test")
+        if self.size not in (None, len(problems)):
+            rank_zero_only(_log.warning)(
+                "%s has %s problems and %r gives %d: is it another set, or a part?",
+                self.name,
+                self.size,
+                self.source,
+                len(problems),
+            )
+        return problems
 
     def _missing(self, split: str) -> str:
         if split != "train":

@@ -8,20 +8,25 @@ from typing import Any
 
 __all__ = ["as_text", "whole_number"]
 
+_EXACT = 2**53  # floats below are whole numbers only where they are meant to be
 _WHOLE = re.compile(r"([-+]?[0-9]+)\.0+")
 
 
 def as_text(value: Any) -> str | None:
-    """A reference answer of any type as text; None if there is none.
+    """A reference answer of any type as text; None if there is none, or several. A list of one is its element.
 
     Example:
         >>> as_text(27.0), as_text(" 1/2 "), as_text("")
         ('27', '1/2', None)
     """
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        return as_text(value[0])
+    if value is None or isinstance(value, (list, tuple, dict)):
         return None
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return str(int(value)) if value.is_integer() and abs(value) < _EXACT else repr(value)
     return str(value).strip() or None
 
 

@@ -19,6 +19,7 @@ class MATH500(EvaluationSet):
     """
 
     name = "math500"
+    size = 500
     default_source = "HuggingFaceH4/MATH-500"
     columns = ("question", ("answer", "solution"))
     extra_columns = ("subject", "level")

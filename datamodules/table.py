@@ -131,6 +131,10 @@ class TableDataModule(TableReader):
             return super()._missing(split)
         source = self._open(self.source)
         names = list(dict.fromkeys(name for config in self._configs(source) for name in self._splits(source, config)))
+        if names == [""] and split != "train":
+            return (
+                f"{split}: {self.name} takes {self.source!r} for training rows; valid: {split}_source for {split} rows"
+            )
         there = f" ({self.source!r} has {', '.join(map(repr, names))})" if names != [""] else ""
         other = "" if split == "train" else f" or a {split}_source"
         return f"{super()._missing(split)}{there}{other}, or {split}_split with the name of one"

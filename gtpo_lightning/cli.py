@@ -54,7 +54,7 @@ class GTPOCLI(LightningCLI):
         """Takes hyper-parameters from the checkpoint only where neither file nor command line gave them."""
         subcommand = self.config.get("subcommand")
         path = self.config[subcommand].get("ckpt_path") if subcommand else None
-        if not path or not Path(path).is_file():
+        if not path or not _is_checkpoint_file(path):
             return
         stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True).get("hyper_parameters", {})
         given = self._given[subcommand].get("model") or {}
@@ -122,7 +122,9 @@ class GTPOCLI(LightningCLI):
             )
         if self.subcommand == "predict" and config.get("return_predictions") is None:
             config["return_predictions"] = False
-        if self.subcommand in ("validate", "test") and config.evaluator is not None:
+        if self.subcommand in ("validate", "test") and config.evaluator is None:
+            rank_zero_warn(f"evaluator: null, so {self.subcommand} samples and judges nothing")
+        elif self.subcommand in ("validate", "test"):
             # The evaluator has a table of its own.
             config["verbose"] = self._given[self.subcommand].get("verbose", False)
 
@@ -131,6 +133,23 @@ class GTPOCLI(LightningCLI):
         parts = [self._get(self.config_init, name) for name in PARTS]
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
         return self._instantiate_trainer(config, [part for part in parts if part is not None])
+
+
+def _is_checkpoint_file(path: str) -> bool:
+    """Whether a checkpoint is a file; other forms are left to Lightning, a path to nothing is refused.
+
+    Raises:
+        ValueError: There is no such file or folder, or a folder that holds checkpoints and is none.
+    """
+    place = Path(path)
+    if str(path) in ("best", "last", "hpc", "registry") or ":" in str(path):
+        return False
+    if not place.exists():
+        raise ValueError(f"ckpt_path: {path!r} does not exist; valid: a checkpoint written by a run of this package")
+    within = sorted(file.name for file in place.glob("*.ckpt")) if place.is_dir() else []
+    if within:
+        raise ValueError(f"ckpt_path: {path!r} is a folder; valid: one of the checkpoints in it, {', '.join(within)}")
+    return place.is_file()
 
 
 def import_object(path: str) -> Any:

@@ -96,6 +96,8 @@ class PolicyModule(pl.LightningModule):
         self.eval_sampling = Sampling(max_completion_length=max_completion_length, temperature=temperature)
         self.completion_store: CompletionStore | None = None
         """Where evaluation keeps finished completions; what it holds is not sampled again."""
+        self.checkpoint_step = 0
+        """Optimizer steps of the checkpoint that the weights were read from."""
         self.model_name = model
         self.weights = weights
         self.dtype_name = dtype
@@ -131,6 +133,7 @@ class PolicyModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Builds the policy before its weights are restored, so that `load_from_checkpoint` works."""
         self.configure_model()
+        self.checkpoint_step = int(checkpoint.get("global_step", 0))
         if self._trainer is not None and self._trainer.state.fn == "fit":
             self.optimizer_settings.load(checkpoint, self.build_optimizer)
 

@@ -86,8 +86,31 @@ def test_k_13_own_sampling_and_greedy_with_several_samples_is_refused(tmp_path):
     assert trainer.callback_metrics["val/sums/length"] <= 5
 
 
+def test_one_id_of_two_problems_is_refused_and_not_taken_for_a_repeat():
+    problems = [Problem("x", "1+1", "2"), Problem("x", "2+2", "4")]
+    rollout = judged(["<answer>2</answer>", "<answer>4</answer>"], ["2", "4"], 1)
+    rollout.prompts.problems[:] = problems
+    with pytest.raises(ValueError, match=r"id: 'x' is of two problems of toy"):
+        scores_of(Evaluator(), rollout)
+    again = judged(["<answer>4</answer>"], ["4"], 1)
+    again.prompts.problems[:] = problems[1:]
+    evaluator = Evaluator()
+    first = judged(["<answer>2</answer>"], ["2"], 1)
+    first.prompts.problems[:] = problems[:1]
+    with pytest.raises(ValueError, match=r"id: 'x'"):
+        scores_of(evaluator, first, again)
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(PolicyModule, "configure_model", None)  # not reached
+    module = PolicyModule("tiny")
+    with pytest.raises(ValueError, match=r"store: .*file/x' cannot be written to"):
+        make_trainer(tmp_path, [Evaluator(store=str(tmp_path / "file" / "x"))]).test(module, Sums(), verbose=False)
+
+
 def test_an_unknown_answer_style_is_refused_at_once():
-    with pytest.raises(ValueError, match="style"):
+    with pytest.raises(ValueError, match="answer_style: 'box'; valid: answer_tag"):
         Evaluator(answer_style="box")
 
 
@@ -164,6 +187,9 @@ def test_each_run_leaves_a_table_the_answers_and_the_curves(run, prefix, tmp_pat
     assert content["sampling"]["num_samples"] == 3
     sums = content["datasets"]["sums"]
     assert sums["problems"] == 3
+    assert sums["curves"]["k"] == [1, 2, 3]
+    assert sums["curves"]["pass"][1] == sums["scores"]["pass@2"]
+    assert sums["curves"]["maj"][0] == sums["scores"]["maj@1"]
     assert len(sums["answers"]) == len(rows) == 9
     assert {row["problem_id"] for row in rows} == {f"{prefix}/{i}" for i in range(3)}
     for answer, row in zip(sums["answers"], rows, strict=True):

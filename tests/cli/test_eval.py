@@ -68,6 +68,21 @@ def test_a_checkpoint_says_which_model_it_is_and_how_it_was_prompted(tmp_path, b
     assert cli.model.codec.prompt_template == "Q {question}"
     assert cli.model.max_completion_length == 6
     assert results(cli)["checkpoint"] == path
+    assert results(cli)["step"] == 2
+
+
+def test_a_path_to_no_checkpoint_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"ckpt_path: '.*lost.ckpt' does not exist"):
+        run("test", tmp_path, f"--ckpt_path={tmp_path}/lost.ckpt", model=())
+    (tmp_path / "last.ckpt").write_text("")
+    with pytest.raises(ValueError, match=r"is a folder; valid: one of the checkpoints in it, last.ckpt"):
+        run("test", tmp_path, f"--ckpt_path={tmp_path}", model=())
+
+
+def test_a_run_that_judges_nothing_says_so(tmp_path):
+    flags = ["test", *EVAL, "--model.model=tiny", "--model.max_completion_length=6", *CPU, *DATA, "--evaluator=null"]
+    with pytest.warns(UserWarning, match="evaluator: null, so test samples and judges nothing"):
+        main([*flags, f"--trainer.logger.save_dir={tmp_path}"])
 
 
 def test_a_folder_written_by_save_pretrained_is_a_model(tmp_path):
