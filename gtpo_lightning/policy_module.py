@@ -228,6 +228,16 @@ class PolicyModule(pl.LightningModule):
         prompts = self.codec.prompts(missing, self.device)
         return self.sample(prompts, sampling, stage, first_member=first, on_finished=keep)
 
+    def teardown(self, stage: str) -> None:
+        """Ends the processes that judged answers; they start again when they are needed."""
+        super().teardown(stage)
+        close_workers()
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Does the same when a run ends by an exception, after which Lightning does not call `teardown`."""
+        there = any(isinstance(callback, _CloseWorkers) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        return [] if there else [_CloseWorkers()]
+
     # optimisation
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
