@@ -19,6 +19,8 @@ __all__ = ["RewardCall"]
 
 # Seconds until a worker without a task ends: between two rollouts it stays, since it may have a model in memory.
 _IDLE_S = 600.0
+# A worker that is killed in its first call starts anew, so that a slow import within the function never ends.
+_SLOW = "what it imports or loads when it is called counts, for each worker: import at the top of its module"
 
 
 class RewardCall:
@@ -81,7 +83,7 @@ class RewardCall:
             returned = _plain(self.function(*given.positional, **given.keywords))  # reading an iterator may raise too
         except WorkerStartError:  # of a built-in function's workers: no completion is to blame
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if self.on_error == "raise":
                 raise RuntimeError(self._raised(error)) from error
             if rows == 1:
@@ -106,8 +108,9 @@ class RewardCall:
             if outcome.failure is None:
                 results += self._listed(_plain(outcome.value), 1)
                 continue
-            words = "raised" if outcome.failure == "error" else "took too long:"
-            text = f"reward function {self.name!r} {words} {outcome.message}"
+            text = f"reward function {self.name!r} raised {outcome.message}"
+            if outcome.failure == "timeout":
+                text = f"reward function {self.name!r} took too long: {outcome.message}; {_SLOW}"
             if outcome.failure == "error" and self.on_error == "raise":
                 raise RuntimeError(text)
             self._warn(outcome.failure, text)
@@ -125,7 +128,7 @@ class RewardCall:
             raise ValueError(f"reward function {self.name!r} returned {got}; expected {rows}, one for each completion")
         return values
 
-    def _raised(self, error: Exception) -> str:
+    def _raised(self, error: BaseException) -> str:
         return f"reward function {self.name!r} raised {type(error).__name__}: {error}"
 
     def _warn(self, kind: str, text: str) -> None:

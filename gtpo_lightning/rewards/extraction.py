@@ -23,11 +23,11 @@ ANSWER_STYLES = ("answer_tag", "boxed", "gsm8k", "auto", "flexible")
 _BRACES = re.compile(
     r"\\(?P<box>boxed|fbox)(?![A-Za-z])\s*(?P<brace>\{)?|\\\\(?!boxed|fbox)|\\[{}]|(?P<open>\{)|(?P<close>\})"
 )
+_GROUPED = r"[0-9]{1,3}(?:(?:,|\{,\}|\\,|,\\!)[0-9]{3})+(?![0-9])"
 # Every digit run is entered at its first digit only, which keeps long runs linear.
 _NUMBER = (
     r"(?:(?<![0-9A-Za-z.)\]}])[-+−])?(?:\\?\$\s?)?"
-    r"(?:(?<![0-9])[0-9]{1,3}(?:(?:,|\{,\}|\\,|,\\!)[0-9]{3})+(?![0-9])|(?<![0-9])[0-9]+|(?<![0-9])(?=\.[0-9]))"
-    r"(?:\.[0-9]+)?(?:/[0-9]+)?"
+    rf"(?:(?<![0-9]){_GROUPED}|(?<![0-9])[0-9]+|(?<![0-9])(?=\.[0-9]))(?:\.[0-9]+)?(?:/(?:{_GROUPED}|[0-9]+))?"
 )
 _UP_TO_SPACE = re.compile(r"[\s$]")
 _ANY_NUMBER = re.compile(_NUMBER)
@@ -153,7 +153,7 @@ def extract_answer(text: str, *, style: str = "answer_tag") -> str | None:
         The answer, or None if nothing was found, closed and non-empty.
 
     Raises:
-        ValueError: Unknown `style`.
+        ValueError: Unknown `style`, or a text that is no str.
 
     Example:
         >>> extract_answer("<answer>3</answer> no: <answer>so \\boxed{5} it is</answer>")
@@ -161,6 +161,8 @@ def extract_answer(text: str, *, style: str = "answer_tag") -> str | None:
         >>> extract_answer("The total is 72 clips, altogether.", style="flexible")
         '72'
     """
+    if not isinstance(text, str):
+        raise ValueError(f"text: {text!r}; valid: a str")
     if style == "answer_tag":
         found = _from_answer_tag(text)
     elif style == "boxed":

@@ -282,6 +282,8 @@ class _Reader:
             return inside
         kind, text = self.following
         if kind == "number":
+            if "." in text:
+                raise _RefusedError  # `\frac.5`, `\sqrt1.5`
             rest = [_Token("number", text[1:])] if text[1:] else []
             self.tokens[self.at : self.at + 1] = [_Token("number", text[0]), *rest]
         elif kind != "symbol" and text != "pi":

@@ -14,17 +14,18 @@ __all__ = ["BREAK", "CUP", "DOLLAR", "SET_CLOSE", "SET_OPEN", "TEXT_CLOSE", "TEX
 TEXT_OPEN, TEXT_CLOSE, SET_OPEN, SET_CLOSE, CUP, DOLLAR, BREAK = "\x01\x02\x03\x04\x05\x06\x07"
 
 _SIGNS = (
-    "times cdot cdot div infty cup in pm sqrt leq geq neq pi theta alpha beta gamma delta lambda rho sigma phi omega"
+    "times cdot cdot div infty cup in pm mp sqrt leq geq neq pi theta alpha beta gamma delta lambda rho sigma phi omega"
 )
 _FRACTIONS = "12 13 23 14 34 15 25 35 45 16 56 18 38 58 78 17 19"
-_OTHERS = r"^{\circ} \emptyset \mathbb{R} % , /"
+_OTHERS = r"^{\circ} \emptyset \mathbb{R} /"
 _CHARACTERS = {
     **dict.fromkeys(c for c in range(32) if chr(c) not in "\t\n\v\f\r"),
+    **{code + 0xFEE0: chr(code) for code in range(0x21, 0x7F)},  # full-width forms
     **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff")),
     **dict.fromkeys(map(ord, "\u2212\u2013\u2010\u2011"), "-"),
-    **{ord(c): f" \\{name} " for c, name in zip("×·⋅÷∞∪∈±√≤≥≠πθαβγδλρσφω", _SIGNS.split(), strict=True)},
+    **{ord(c): f" \\{name} " for c, name in zip("×·⋅÷∞∪∈±∓√≤≥≠πθαβγδλρσφω", _SIGNS.split(), strict=True)},
     **{ord(c): rf"\frac{{{n[0]}}}{{{n[1]}}}" for c, n in zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑", _FRACTIONS.split(), strict=True)},
-    **{ord(c): text for c, text in zip("°∅ℝ％，⁄", _OTHERS.split(), strict=True)},
+    **{ord(c): text for c, text in zip("°∅ℝ⁄", _OTHERS.split(), strict=True)},
 }
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 # What Unicode writes by position: 10⁻², √12, ∛8.
@@ -38,8 +39,8 @@ _TEXT = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mbox|hbox|math(?:rm|bf|it|sf|tt)|operatorname|emph|boldsymbol|bold)"
     r"\s?\{([^{}]*)\}"
 )
-_SEPARATED = re.compile(r"(?<![0-9])[0-9]+(?![0-9])(?: ?(?:\{,\}|,\\!|\\!,|\\,) ?[0-9]+(?![0-9]))+")
-_SEPARATOR = re.compile(r" ?(?:\{,\}|,\\!|\\!,|\\,) ?")
+_SEPARATED = re.compile(r"(?<![0-9])[0-9]+(?![0-9])(?: ?(?:\{,\}|,\\!|\\!,|\\[,;:]) ?[0-9]+(?![0-9]))+")
+_SEPARATOR = re.compile(r" ?(?:\{,\}|,\\!|\\!,|\\[,;:]) ?")
 _FUNCTIONS = "(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp"
 # Plain words and signs that are mathematics: `sqrt(2)`, `sin x`, `2pi`, `x**2`, `1.5x10^3`, `<=`. A function needs an
 # argument behind it, so that `5 logs` stays an amount.
@@ -58,58 +59,72 @@ _PLAIN = tuple(
 )
 _IS_PLAIN = re.compile(r"(?<![A-Za-z\\])(?:sqrt|pi|arc|sin|cos|tan|cot|sec|csc|ln|log|exp)|\*\*|[xX] ?10|[<>!]=")
 _UNIT = rf"\{{{TEXT_OPEN}([^{TEXT_CLOSE}]*){TEXT_CLOSE}\}}"
+
+
+def _over(match: re.Match[str]) -> str:
+    top, kind, bottom = match.groups()
+    return rf"\{'frac' if kind == 'over' else 'binom'}{{{top.strip()}}}{{{bottom.strip()}}}"
+
+
+# Each with a string that stands in whatever its pattern matches: most texts have few of them.
 _SUBSTITUTIONS = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (rf"{TEXT_OPEN}({_FUNCTIONS}){TEXT_CLOSE}", r"\\\1 "),
-        (rf"\\[dtc]?frac ?{_UNIT} ?{_UNIT}", rf"{TEXT_OPEN}\1/\2{TEXT_CLOSE}"),
-        (rf"\^ ?\{{? ?{TEXT_OPEN} ?(st|nd|rd|th) ?{TEXT_CLOSE} ?\}}?", rf"{TEXT_OPEN}\1{TEXT_CLOSE}"),
-        (r"\{([^{}]{0,200})\\(over|choose)(?![A-Za-z])([^{}]{0,200})\}", lambda m: _stacked(m[1], m[2], m[3])),
-        (r"\A([^{}]{0,200})\\(over|choose)(?![A-Za-z])([^{}]{0,200})\Z", lambda m: _stacked(m[1], m[2], m[3])),
-        (r"\\(?:dot|bar) ?(?:\{ ?([0-9]{1,20}) ?\}|([0-9]))", lambda m: rf"\overline{{{m[1] or m[2]}}}"),
-        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
-        (r"\\mathbb(?: ?\{ ?R ?\}| ?R(?![A-Za-z]))", r"\\mathbb{R}"),
-        (r"\\colon(?![A-Za-z])", ":"),
-        (r"\\(?:left|right) ?\.", ""),
-        (r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", f"{TEXT_OPEN}°{TEXT_CLOSE}"),
-        (r"\\[{]|\\lbrace(?![A-Za-z])", SET_OPEN),
-        (r"\\[}]|\\rbrace(?![A-Za-z])", SET_CLOSE),
-        (r"\\cup(?![A-Za-z])", CUP),
-        (r"\\(?:[,;:!]| |q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~", " "),
-        (r"\\[()\[\]]", ""),
+    (needle, re.compile(pattern), replacement)
+    for needle, pattern, replacement in (
+        (TEXT_OPEN, rf"{TEXT_OPEN}({_FUNCTIONS}){TEXT_CLOSE}", r"\\\1 "),
+        (TEXT_OPEN, rf"\\[dtc]?frac ?{_UNIT} ?{_UNIT}", rf"{TEXT_OPEN}\1/\2{TEXT_CLOSE}"),
+        (TEXT_OPEN, rf"\^ ?\{{? ?{TEXT_OPEN} ?(st|nd|rd|th) ?{TEXT_CLOSE} ?\}}?", rf"{TEXT_OPEN}\1{TEXT_CLOSE}"),
+        ("\\over", r"\{([^{}]{0,200})\\(over)(?![A-Za-z])([^{}]{0,200})\}", _over),
+        ("\\choose", r"\{([^{}]{0,200})\\(choose)(?![A-Za-z])([^{}]{0,200})\}", _over),
+        ("\\over", r"\A([^{}]{0,200})\\(over)(?![A-Za-z])([^{}]{0,200})\Z", _over),
+        ("\\choose", r"\A([^{}]{0,200})\\(choose)(?![A-Za-z])([^{}]{0,200})\Z", _over),
+        ("\\dot", r"\\dot ?(?:\{ ?([0-9]{1,20}) ?\}|([0-9]))", lambda m: rf"\overline{{{m[1] or m[2]}}}"),
+        ("\\bar", r"\\bar ?(?:\{ ?([0-9]{1,20}) ?\}|([0-9]))", lambda m: rf"\overline{{{m[1] or m[2]}}}"),
+        ("binom", r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        ("\\mathbb", r"\\mathbb(?: ?\{ ?R ?\}| ?R(?![A-Za-z]))", r"\\mathbb{R}"),
+        ("\\colon", r"\\colon(?![A-Za-z])", ":"),
+        ("\\left", r"\\left(?: ?\.|(?![A-Za-z]))", ""),
+        ("\\right", r"\\right(?: ?\.|(?![A-Za-z]))", ""),
+        ("\\", r"\\(?:middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+        ("frac", r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        ("\\circ", r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))", f"{TEXT_OPEN}°{TEXT_CLOSE}"),
+        ("\\degree", r"\\degrees?(?![A-Za-z])", f"{TEXT_OPEN}°{TEXT_CLOSE}"),
+        ("\\{", r"\\\{", SET_OPEN),
+        ("\\}", r"\\\}", SET_CLOSE),
+        ("\\lbrace", r"\\lbrace(?![A-Za-z])", SET_OPEN),
+        ("\\rbrace", r"\\rbrace(?![A-Za-z])", SET_CLOSE),
+        ("\\cup", r"\\cup(?![A-Za-z])", CUP),
+        ("\\", r"\\(?:[,;:!]| |q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))", " "),
+        ("\\", r"\\[()\[\]]", ""),
     )
 )
 _DIGIT_GAP = re.compile(r"(?<=[0-9]) (?=[0-9])")
 # `\\pi r` keeps its space, and two letters or more of text keep that they are text.
 _COMMAND_GAP, _KEPT = re.compile(r"(\\[A-Za-z]+) (?=[A-Za-z])"), "\x08"
-_WORDS = re.compile(rf"{TEXT_OPEN}([^{TEXT_CLOSE}]*[A-Za-z]{{2}}[^{TEXT_CLOSE}]*){TEXT_CLOSE}")
+_WORDS = re.compile(rf"{TEXT_OPEN}(?=[^{TEXT_CLOSE}]*[A-Za-z]{{2}})([^{TEXT_CLOSE}]*){TEXT_CLOSE}")
 _UNMARKED = {ord(TEXT_OPEN): None, ord(TEXT_CLOSE): None, ord(" "): None, ord(_KEPT): " ", ord(DOLLAR): "$"}
 _SQUASHED = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\(?:cdot|times|ast)(?![A-Za-z])", "*"),
-        (r"\\div(?![A-Za-z])", "/"),
-        (r"\\(?:leqslant|leq|le)(?![A-Za-z])", r"\\le"),
-        (r"\\(?:geqslant|geq|ge)(?![A-Za-z])", r"\\ge"),
-        (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\gt(?![A-Za-z])", ">"),
-        (r"\\(?:neq|ne)(?![A-Za-z])", r"\\ne"),
-        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
-        (r"\+(?=\\infty)", ""),
-        (r"\\(frac|sqrt) +(?=[0-9])", r"\\\1"),
-        (r"\\frac([0-9]) ?([0-9])", r"\\frac{\1}{\2}"),
-        (r"\\frac([0-9])\{", r"\\frac{\1}{"),
-        (r"\\frac\{([^{}]*)\} ?([0-9])", r"\\frac{\1}{\2}"),
-        (r"\\sqrt([0-9])(?![0-9.])", r"\\sqrt{\1}"),
-        (r"\^\{([A-Za-z]|[0-9](?! ?\}\s?[0-9.]))\}", r"^\1"),
+    (needle, re.compile(pattern), replacement)
+    for needle, pattern, replacement in (
+        ("\\cdot", r"\\cdot(?![A-Za-z])", "*"),
+        ("\\times", r"\\times(?![A-Za-z])", "*"),
+        ("\\ast", r"\\ast(?![A-Za-z])", "*"),
+        ("\\div", r"\\div(?![A-Za-z])", "/"),
+        ("\\le", r"\\(?:leqslant|leq|le)(?![A-Za-z])", r"\\le"),
+        ("\\ge", r"\\(?:geqslant|geq|ge)(?![A-Za-z])", r"\\ge"),
+        ("\\lt", r"\\lt(?![A-Za-z])", "<"),
+        ("\\gt", r"\\gt(?![A-Za-z])", ">"),
+        ("\\ne", r"\\(?:neq|ne)(?![A-Za-z])", r"\\ne"),
+        ("\\varnothing", r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        ("+\\infty", r"\+(?=\\infty)", ""),
+        ("\\frac ", r"\\frac +(?=[0-9])", r"\\frac"),
+        ("\\sqrt ", r"\\sqrt +(?=[0-9])", r"\\sqrt"),
+        ("\\frac", r"\\frac([0-9]) ?([0-9])", r"\\frac{\1}{\2}"),
+        ("\\frac", r"\\frac([0-9])\{", r"\\frac{\1}{"),
+        ("\\frac", r"\\frac\{([^{}]*)\} ?([0-9])", r"\\frac{\1}{\2}"),
+        ("\\sqrt", r"\\sqrt([0-9])(?![0-9.])", r"\\sqrt{\1}"),
+        ("^", r"\^\{([A-Za-z]|[0-9](?! ?\}\s?[0-9.]))\}", r"^\1"),
     )
 )
-
-
-def _stacked(top: str, kind: str, bottom: str) -> str:
-    return rf"\{'frac' if kind == 'over' else 'binom'}{{{top.strip()}}}{{{bottom.strip()}}}"
 
 
 def _join_thousands(match: re.Match[str]) -> str:
@@ -138,16 +153,17 @@ def _commands(text: str) -> str:
     text = text.replace("\\$", DOLLAR).replace("\\%", "%")
     text = _TEXT.sub(rf"{TEXT_OPEN}\1{TEXT_CLOSE}", text)
     text = _SEPARATED.sub(_join_thousands, text)
-    for pattern, replacement in _SUBSTITUTIONS:
-        text = pattern.sub(replacement, text)
+    for needle, pattern, replacement in _SUBSTITUTIONS:
+        if needle in text:
+            text = pattern.sub(replacement, text)
     return text.replace(TEXT_OPEN + TEXT_CLOSE, "")
 
 
 def mark(text: str) -> str:
     r"""The marked form of an answer: one space for white space, marks for `\text`, sets, unions and currency.
 
-    Math mode signs, sizes (`\left`), LaTeX spacing, thousands separators of LaTeX (`{,}`, `\,`, `,\!`), a box around
-    the whole, `**` around the whole and one closing dot, comma, colon or semicolon go. Every pattern is linear.
+    Math mode signs, sizes (`\left`), LaTeX spacing, thousands separators of LaTeX (`{,}`, `\,`, `\;`, `,\!`), a box
+    around the whole, `**` around the whole and one closing dot, comma, colon or semicolon go. Every pattern is linear.
 
     Args:
         text: An answer as it was written.
@@ -164,7 +180,7 @@ def mark(text: str) -> str:
         for pattern, replacement in _POSITIONS:
             text = pattern.sub(replacement, text)
         text = text.translate(_CHARACTERS)
-    text = " ".join(text.split()).rstrip("\\").lstrip("= ")
+    text = " ".join(text.replace("~", " ").split()).rstrip("\\").lstrip("= ")
     if text.startswith("**") and text.endswith("**"):
         text = text.strip("*")
     if text[:1] in ("'", '"', "`") and len(text) > 2 and text[-1] == text[0]:
@@ -201,10 +217,13 @@ def squash(marked: str) -> str:
         '11\\sqrt{2}*\\frac{5}{9}'
     """
     if "\\" in marked or "^" in marked:
-        for pattern, replacement in _SQUASHED:
-            marked = pattern.sub(replacement, marked)
-        marked = _COMMAND_GAP.sub(rf"\1{_KEPT}", marked)
+        for needle, pattern, replacement in _SQUASHED:
+            if needle in marked:
+                marked = pattern.sub(replacement, marked)
+        if " " in marked:
+            marked = _COMMAND_GAP.sub(rf"\1{_KEPT}", marked)
     if TEXT_OPEN in marked:
         marked = _WORDS.sub(r'"\1"', marked)
     # `1 23` is two numbers, never 123.
-    return _DIGIT_GAP.sub("␣", marked).translate(_UNMARKED)
+    marked = _DIGIT_GAP.sub("␣", marked) if " " in marked else marked
+    return marked.translate(_UNMARKED)

@@ -23,8 +23,8 @@ _MIXED = re.compile(r" ([0-9]+) ?/ ?([0-9]+)(?![0-9.,/])")
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9]{1,3})(?![0-9A-Za-z.])")
 _FIXED = re.compile(r"([0-9]{0,100})\.([0-9]{0,100})")
 _REPEATING = re.compile(r"\\overline ?(?:\{([0-9]{1,100})\}|([0-9]))")
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALE = re.compile(rf"[ \x01]*({'|'.join(_SCALES)})(?![A-Za-z])", re.IGNORECASE)
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(rf"[ \x01]*({'|'.join(_SCALES)})s?(?![A-Za-z])", re.IGNORECASE)
 
 
 def to_int(digits: str) -> int:
@@ -82,7 +82,8 @@ def _fraction(form: tuple[bool, str, str]) -> Fraction | None:
     _, whole, decimals = form
     if len(whole) + len(decimals) > MAX_FRACTION_DIGITS:
         return None
-    return Fraction(to_int((whole + decimals) or "0"), 10 ** len(decimals))
+    number = to_int((whole + decimals) or "0")
+    return Fraction(number, 10 ** len(decimals)) if decimals else Fraction(number)
 
 
 def _argument(text: str) -> Fraction | None:
@@ -118,8 +119,14 @@ def _after_numeral(text: str, value: Fraction, at: int) -> tuple[Fraction, int]:
             return value / bottom, below[1]
     if exponent := _EXPONENT.match(text, at):
         return value * Fraction(10) ** int(exponent[1]), exponent.end()
-    if scale := _SCALE.match(text, at):
-        return value * 10 ** _SCALES[scale[1].lower()], scale.end()
+    return value, at
+
+
+def _scaled(text: str, value: Fraction, at: int) -> tuple[Fraction, int]:
+    """Goes on behind a number: at most two multipliers, as in `5 hundred thousand`."""
+    for _ in range(2):
+        if scale := _SCALE.match(text, at):
+            value, at = value * _SCALES[scale[1].lower()], scale.end()
     return value, at
 
 
@@ -137,8 +144,8 @@ def _repeating(text: str, at: int) -> tuple[Fraction, int] | None:
 def leading_number(marked: str) -> tuple[Hashable, str] | None:
     r"""The number a marked answer begins with, and what follows it.
 
-    Reads signs, integers, decimals, thousands separators, `a/b`, `\frac`, mixed numbers, powers of ten (`1e-3`,
-    `5 million`) and repeating decimals (`0.\overline{3}`).
+    Reads signs, integers, decimals, thousands separators, `a/b`, `\frac`, mixed numbers, powers of ten (`1e-3`),
+    multipliers (`5 million`, `2 dozen`) and repeating decimals (`0.\overline{3}`).
 
     Args:
         marked: What `mark` gave, or a part of it.
@@ -164,4 +171,5 @@ def leading_number(marked: str) -> tuple[Hashable, str] | None:
         if value is None:
             return (negative, *form[1:]), marked[at:]
         found = _after_numeral(marked, value, at)
-    return (-found[0] if negative else found[0]), marked[found[1] :]
+    value, at = _scaled(marked, *found)
+    return (-value if negative else value), marked[at:]

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import cloudpickle  # type: ignore[import-untyped]
 
 from gtpo_lightning.rewards.dispatch import Dispatch
+from gtpo_lightning.rewards.keeper import Keeper
 from gtpo_lightning.rewards.outcomes import Outcome
 from gtpo_lightning.rewards.process import WorkerProcess
 
@@ -38,7 +40,8 @@ class WorkerPool:
         workers: Processes at most.
         time_limit: Seconds a task may take, from when a worker has taken it. A worker's start does not count.
         memory_limit: Bytes by which the tasks of a worker may grow its address space (Linux). Default: no limit.
-        idle_s: Seconds without a task after which a worker ends; the next task starts another.
+        idle_s: Seconds without a task after which a worker ends, by itself or by a thread that waits for it; the next
+            task starts another.
 
     Raises:
         ValueError: An unknown kind, a limit that is not positive, or a function that cannot be pickled.
@@ -72,7 +75,8 @@ class WorkerPool:
         self._idle: list[WorkerProcess] = []
         self._busy: dict[WorkerProcess, object] = {}  # with the call of `map` that uses each
         self._free = threading.Condition()
-        weakref.finalize(self, _end_all, self._idle, self._busy)
+        self._keeper = Keeper(self._idle, self._free, float(idle_s))
+        weakref.finalize(self, _end_all, self._idle, self._busy, self._keeper)
         with _LOCK:
             _POOLS.add(self)
 
@@ -96,6 +100,7 @@ class WorkerPool:
         with self._free:
             idle, busy = list(self._idle), list(self._busy)
             self._idle.clear()
+        self._keeper.stop()
         for worker in busy:
             worker.closed = True
             worker.kill()
@@ -126,7 +131,9 @@ class WorkerPool:
         with self._free:
             self._busy.pop(worker, None)
             if usable:
+                worker.idle_since = time.monotonic()
                 self._idle.append(worker)
+                self._keeper.watch()
             self._free.notify()
         return words
 
@@ -142,6 +149,7 @@ class WorkerPool:
         self._idle.clear()
         self._busy.clear()
         self._free = threading.Condition()
+        self._keeper.forked(self._free)
 
 
 def _pickled(function: Callable[..., Any]) -> bytes:
@@ -195,11 +203,13 @@ def close_workers() -> None:
         pool.close()
 
 
-def _end_all(idle: list[WorkerProcess], busy: dict[WorkerProcess, object]) -> None:
+def _end_all(idle: list[WorkerProcess], busy: dict[WorkerProcess, object], keeper: Keeper) -> None:
     """Ends a pool's workers when it is collected or the interpreter ends; a forked child has none in these."""
     for worker in [*idle, *busy]:
         with contextlib.suppress(OSError):
             worker.end()
+    idle.clear()
+    keeper.stop()
 
 
 def _after_fork() -> None:

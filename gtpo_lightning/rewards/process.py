@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class WorkerProcess:
         """Whether it has started and can take tasks."""
         self.gone = False
         """Whether it has ended or closed its pipes."""
+        self.idle_since = 0.0
+        """When the pool got it back from its last task, by the monotonic clock."""
         self.closed = False
         """Whether the pool was closed meanwhile."""
 
@@ -56,6 +59,10 @@ class WorkerProcess:
         """
         if self._process is not None:
             return
+        with _standard_numbers_taken():
+            self._start()
+
+    def _start(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # read when the start fails, closed when it is done
         stderr = _errors_of_tasks(self._setup["kind"])
         try:
@@ -75,8 +82,7 @@ class WorkerProcess:
         self._send, self._receive = (pipe.fileno() for pipe in self._pipes)
         for pipe in (self._send, self._receive):
             os.set_blocking(pipe, False)
-        path = [os.path.abspath(folder) for folder in sys.path]
-        self.post(b"S" + pickle.dumps({**self._setup, "path": path, "stderr": stderr}))
+        self.post(b"S" + pickle.dumps({**self._setup, "path": _search_path(), "stderr": stderr}))
 
     def post(self, content: bytes) -> None:
         """Queues a frame; `exchange` sends it."""
@@ -174,9 +180,35 @@ def _words(code: int | None) -> str:
     return f"ended by signal {-code}"
 
 
+@contextlib.contextmanager
+def _standard_numbers_taken() -> Iterator[None]:
+    """Within it no file that is opened gets the number of a standard stream; a daemon may have closed these.
+
+    A pipe to a worker with such a number would be overwritten when the worker gets its own standard streams.
+    """
+    held = [os.open(os.devnull, os.O_RDWR)]
+    while held[-1] <= 2:
+        held.append(os.open(os.devnull, os.O_RDWR))
+    os.close(held.pop())
+    try:
+        yield
+    finally:
+        for number in held:
+            os.close(number)
+
+
+def _search_path() -> list[str]:
+    """The folders that modules are found in; one that is relative to a folder that is gone holds none."""
+    folders = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            folders.append(os.path.abspath(folder))
+    return folders
+
+
 def _errors_of_tasks(kind: str) -> int:
     """A file descriptor for what tasks write: this process's errors, nothing for the symbolic kind."""
-    if kind != "symbolic":
-        with contextlib.suppress(OSError):  # a daemon may have none
+    if kind != "symbolic" and sys.__stderr__ is not None:  # else it is a daemon, and 2 may be any file
+        with contextlib.suppress(OSError):
             return os.dup(2)
     return os.open(os.devnull, os.O_WRONLY)

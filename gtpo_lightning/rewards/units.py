@@ -6,9 +6,10 @@ import re
 
 from gtpo_lightning.rewards.latex import DOLLAR, TEXT_CLOSE, TEXT_OPEN
 
-__all__ = ["CURRENCIES", "is_known_unit", "unit_name"]
+__all__ = ["CODES", "CURRENCIES", "currency_name", "is_known_unit", "unit_name"]
 
 CURRENCIES = f"{DOLLAR}€£¥₹"
+CODES = ("USD", "EUR", "GBP", "JPY", "INR")
 
 _NAMES = {
     DOLLAR: "dollar dollars usd buck bucks",
@@ -55,14 +56,25 @@ _NAMES = {
     "th": "st nd rd",
 }
 _ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases.split())}
-_ONE_LETTER = frozenset("mglshLNJWVAKCF")
+_ONE_LETTER = frozenset("mglshLNJWVACF")
 # Words that make what follows a number more than a unit of it.
 _MORE_THAN_UNITS = (
     "or and but not no nor if then else when where for mod modulo plus minus times over divided multiplied by sin cos "
     "tan cot csc log ln exp sqrt pi e i is are was base than less more least most to through factorial choose "
-    "squared cubed half third thirds quarter quarters wrong"
+    "squared cubed wrong below under zero one ones two three four five six seven eight nine ten tens twenty"
 )
-_NOT_UNITS = frozenset(_MORE_THAN_UNITS.split())
+# A multiplier or the part of a fraction is no unit: `5 thousand` and `5 fourths` are not 5.
+_MULTIPLIERS = (
+    "hundred thousand million billion trillion dozen score gross pair lakh crore googol mil mln mn bn tn couple twice "
+    "double triple"
+)
+_PARTS = (
+    "half third quarter fourth fifth sixth seventh eighth ninth tenth eleventh twelfth twentieth hundredth thousandth "
+    "millionth billionth"
+)
+_COUNTING = [*_MULTIPLIERS.split(), *_PARTS.split()]
+_NOT_UNITS = frozenset([*_MORE_THAN_UNITS.split(), "halves", *_COUNTING, *(f"{word}s" for word in _COUNTING)])
+_NOT_LETTERS = frozenset("kKMBT")
 _PREFIXES = frozenset({"square", "sq", "cubic", "cu", "per"})
 _TOKEN = re.compile(r"[^\W\d_°%¢][^\W\d_]*(?:[.'-][^\W\d_]+)*\.?|°[A-Za-z]?|[%¢€£¥₹\x06]")
 _POWER = re.compile(r" ?\^ ?\{? ?(-?[0-9]) ?\}?")
@@ -78,6 +90,10 @@ def _canonical(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
+def _is_no_unit(word: str) -> bool:
+    return word.lower() in _NOT_UNITS or word in _NOT_LETTERS
+
+
 def _accepted(word: str, *, spaced: bool, marked: bool) -> bool:
     """Whether a word behind a number is its unit: `5 clips`, `5cm`, `5 m`; but `5m`, `5x` and `5 x` are products."""
     bare = word.rstrip(".")
@@ -86,6 +102,22 @@ def _accepted(word: str, *, spaced: bool, marked: bool) -> bool:
     if len(bare) == 1:
         return spaced and bare in _ONE_LETTER
     return spaced or bare.lower() in _ALIASES
+
+
+def currency_name(sign: str) -> str:
+    """The one name of a currency, from its sign or its code.
+
+    Args:
+        sign: A character of `CURRENCIES` or one of `CODES`.
+
+    Returns:
+        The sign.
+
+    Example:
+        >>> currency_name("EUR")
+        '€'
+    """
+    return _ALIASES[sign.lower()]
 
 
 def is_known_unit(words: str) -> bool:
@@ -114,7 +146,7 @@ def unit_name(rest: str) -> str | None:
 
     Returns:
         The name: long names and plurals are brought to the short singular, `per` and `/` are one, powers are kept. None
-        if the text is something other than a unit.
+        if the text is something other than a unit, such as a multiplier (`5 k`) or the part of a fraction (`5 tenths`).
 
     Example:
         >>> unit_name(" square inches"), unit_name("in^{2}"), unit_name(" miles per hour"), unit_name(" or 6")
@@ -134,7 +166,7 @@ def unit_name(rest: str) -> str | None:
         token = _TOKEN.match(text, at)
         if (
             token is None
-            or token[0].lower().rstrip(".") in _NOT_UNITS
+            or _is_no_unit(token[0].rstrip("."))
             or (names in ([], ["/"]) and not _accepted(token[0], spaced=spaced, marked=marked))
         ):
             return None

@@ -8,24 +8,33 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from gtpo_lightning.rewards.inequalities import Bounds, intervals
-from gtpo_lightning.rewards.latex import BREAK, CUP, SET_CLOSE, SET_OPEN, TEXT_CLOSE, TEXT_OPEN, squash, trim
+from gtpo_lightning.rewards.latex import BREAK, CUP, DOLLAR, SET_CLOSE, SET_OPEN, TEXT_CLOSE, TEXT_OPEN, squash, trim
 from gtpo_lightning.rewards.numerals import leading_number
-from gtpo_lightning.rewards.units import CURRENCIES, is_known_unit, unit_name
+from gtpo_lightning.rewards.units import CODES, CURRENCIES, currency_name, is_known_unit, unit_name
 
 __all__ = ["Value", "parse"]
 
 # Bounds in time: a longer list or a deeper nest is compared as a string.
 _MAX_DEPTH, _MAX_ELEMENTS = 30, 1000
 _OPENING, _CLOSING = f"([{{{SET_OPEN}", f")]}}{SET_CLOSE}"
-_LABEL = re.compile(
-    rf"(?P<name>[A-Za-z]{{1,40}}(?:_(?:[0-9A-Za-z]|\{{[0-9A-Za-z]{{1,8}}\}}))?'?|\\[A-Za-z]{{1,20}}|[A-Za-z]\([A-Za-z]\)"
-    rf"|\([A-Za-z](?: ?, ?[A-Za-z]){{1,8}}\)|{TEXT_OPEN}[^{TEXT_CLOSE}=<>]{{1,40}}{TEXT_CLOSE}) ?(?:=|\\in(?![A-Za-z]))"
+# A name, `x_1`, `\theta`, `f(2)`, `(x, y)`, `\text{Area}`, an angle, or the length of a segment.
+_NAMES = (
+    r"[A-Za-z]{1,40}(?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]{1,8}\}))?'?",
+    r"\\[A-Za-z]{1,20}",
+    r"[A-Za-z]\((?:[A-Za-z]|-?[0-9]{1,6})\)",
+    r"\([A-Za-z](?: ?, ?[A-Za-z]){1,8}\)",
+    rf"{TEXT_OPEN}[^{TEXT_CLOSE}=<>]{{1,40}}{TEXT_CLOSE}",
+    r"\\angle ?[A-Z]{1,3}",
+    r"\| ?[A-Z]{2} ?\|",
+    r"\\overline ?\{ ?[A-Z]{2} ?\}",
 )
+_LABEL = re.compile(rf"(?:m ?(?=\\angle))?(?P<name>{'|'.join(_NAMES)}) ?(?:=|\\in(?![A-Za-z]))")
+_LENGTH = re.compile(r"\||\\overline|[{}]")
 _TEXT_LABEL = re.compile(rf"{TEXT_OPEN}(?P<name>[A-Za-z :]{{1,40}}){TEXT_CLOSE}(?= ?[-+0-9\\.{CURRENCIES}])")
 _NOT_A_LABEL = "not no never at least most less more than about approximately or and between under over"
 _DENIALS = frozenset(_NOT_A_LABEL.split())
 _RELATION = re.compile(r"[=<>]|\\(?:leq?|geq?|neq?|approx)(?![A-Za-z])")
-_CURRENCY = re.compile(rf"([-+ ]*)([{CURRENCIES}]) ?")
+_CURRENCY = re.compile(rf"([-+ ]*)(?:US(?={DOLLAR}))?([{CURRENCIES}]|(?:{'|'.join(CODES)})(?![A-Za-z])) ?")
 _BASED = re.compile(r"([-+]?)\(?0*([0-9A-Za-z][0-9A-Za-z.]*)\)?_(?:([0-9]{1,3})|\{ ?([0-9]{1,3}|[a-z]{3,7}) ?\})\Z")
 _BASE_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _NAMED_BASE = re.compile(r" ?\(?base ([0-9]{1,3})\)?\Z")
@@ -34,6 +43,10 @@ _RUN = re.compile(r"(?<![0-9.])[0-9]+(?![0-9])(?:,[0-9]+(?![0-9]))+")
 _MATRIX = re.compile(r"\\begin ?\{(?:([pbBvV]?)matrix|array)\}(?:\{[lcr| ]{1,20}\})?(.*)\\end ?\{[a-zA-Z]{5,7}\}\Z")
 _RIGHT_LABEL = re.compile(r"([^=]{1,60}?) ?= ?(?P<name>[A-Za-z]|\\[A-Za-z]{2,20})\Z")
 _RATIO = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?(?: ?: ?[0-9]{1,9}(?:\.[0-9]{1,9})?)+)(?![0-9.:])")
+_DATE = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])\Z")
+_SIGN_OF_TWO = re.compile(r"\\(pm|mp)(?![A-Za-z])")
+# All in `\text`, with something in it that words do not have.
+_WHOLE_TEXT = re.compile(rf"{TEXT_OPEN}(?=[^{TEXT_CLOSE}]*[0-9=<>])([^{TEXT_OPEN}{TEXT_CLOSE}]*){TEXT_CLOSE}\Z")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)\Z")
 _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _DEGREE = f"{TEXT_OPEN}°{TEXT_CLOSE}"
@@ -48,7 +61,8 @@ class Value(NamedTuple):
     """One answer, or one element of one.
 
     Args:
-        kind: `number`, `based`, `ratio`, `word`, `expression`, `ordered`, `unordered`, `union`, `matrix` or `blank`.
+        kind: `number`, `based`, `ratio`, `date`, `word`, `expression`, `ordered`, `unordered`, `union`, `matrix` or
+            `blank`.
         core: What is compared within a kind: a number, a word, the normalised string, or (brackets, elements).
         text: The normalised string, whatever the kind.
         unit: The name of its unit; None where it has none.
@@ -123,6 +137,8 @@ def parse(marked: str, depth: int = 0) -> Value:
         ('number', Fraction(1080, 1), 'cm', 'x')
     """
     text = trim(marked)
+    if text[:1] == TEXT_OPEN and (whole := _WHOLE_TEXT.match(text)):
+        text = trim(whole[1])
     if not text:
         return Value("blank", "", "")
     if depth > _MAX_DEPTH:
@@ -133,7 +149,7 @@ def parse(marked: str, depth: int = 0) -> Value:
         text = trim(_CONJUNCTION.sub(" , ", text))
     if "," in text and not any(bracket in text for bracket in ("(", "[", SET_OPEN)) and text[:1] != "{":
         text = _RUN.sub(_join_run, text)
-    if sum(text.count(separator) for separator in f",;&{CUP}{BREAK}") > _MAX_ELEMENTS:
+    if len(text) > _MAX_ELEMENTS < sum(text.count(separator) for separator in f",;&{CUP}{BREAK}"):
         return Value("expression", squash(text), squash(text))
     if CUP in text and len(parts := _split(text, CUP)) > 1:
         return _collection("union", "", parts, text, depth)
@@ -147,7 +163,7 @@ def _collection(kind: str, brackets: str, parts: list[str], text: str, depth: in
     for part in parts:
         value = parse(part, depth + 1)
         # `1 \pm \sqrt 2, 3` is one list of three.
-        inner = kind == "unordered" and value.kind == kind and "\\pm" in part and value.label is None
+        inner = kind == "unordered" and value.kind == kind and _SIGN_OF_TWO.search(part) and value.label is None
         elements += value.elements if inner else [value]
     return Value(kind, (brackets, tuple(elements)), squash(text))
 
@@ -164,6 +180,8 @@ def _union_of_intervals(found: list[Bounds], text: str, depth: int) -> Value:
 
 def _labelled(text: str, depth: int) -> Value:
     """A single value with an optional `x =` before it."""
+    if "=" not in text and "\\in" not in text and text[:1] != TEXT_OPEN:
+        return _single(text, depth)
     label = _LABEL.match(text)
     rest = text[label.end() :] if label else text
     if label is None and (words := _TEXT_LABEL.match(text)) and not _DENIALS & set(words["name"].lower().split()):
@@ -174,7 +192,13 @@ def _labelled(text: str, depth: int) -> Value:
         rest = _end_of_chain(rest, depth)
     if label is None or not rest.strip() or _RELATION.search(rest):
         return _single(text, depth)
-    return parse(rest, depth + 1)._replace(label=squash(_unmarked(label["name"])))
+    return parse(rest, depth + 1)._replace(label=_label_name(label["name"]))
+
+
+def _label_name(text: str) -> str:
+    r"""One name of a label; a segment's length is `AB`, `|AB|` and `\overline{AB}`."""
+    name = squash(_unmarked(text))
+    return _LENGTH.sub("", name) if name[:1] == "|" or name.startswith("\\overline") else name
 
 
 def _end_of_chain(text: str, depth: int) -> str:
@@ -191,13 +215,22 @@ def _unmarked(text: str) -> str:
 def _single(text: str, depth: int) -> Value:
     if _wrapped(text):
         return _bracketed(text, depth)
-    if text.count("\\pm") == 1:
-        return _collection("unordered", "", [text.replace("\\pm", sign) for sign in "+-"], text, depth)
+    if both := _with_both_signs(text):
+        return _collection("unordered", "", both, text, depth)
     if text.startswith("\\begin") and (matrix := _MATRIX.match(text)) and matrix[1] not in ("v", "V"):
         rows = [cell.split("&") for cell in matrix[2].strip(f" {BREAK}").split(BREAK)]
         shape = "x".join(str(len(row)) for row in rows)
         return _collection("matrix", shape, [cell for row in rows for cell in row], text, depth)
-    return _number(text) or _ratio(text) or _word_or_expression(text, depth)
+    return _number(text) or _ratio(text) or _date(text) or _word_or_expression(text, depth)
+
+
+def _with_both_signs(text: str) -> list[str]:
+    r"""The two readings of `\pm` and `\mp`; none without these, or where one of them stands twice."""
+    signs = _SIGN_OF_TWO.findall(text) if "\\" in text else []
+    if not signs or len(set(signs)) < len(signs):
+        return []
+    upper, lower = {"pm": "+", "mp": "-"}, {"pm": "-", "mp": "+"}
+    return [_SIGN_OF_TWO.sub(lambda s: upper[s[1]], text), _SIGN_OF_TWO.sub(lambda s: lower[s[1]], text)]
 
 
 def _ratio(text: str) -> Value | None:
@@ -211,6 +244,12 @@ def _ratio(text: str) -> Value | None:
     if unit is None and _unmarked(rest).strip():
         return None
     return Value("ratio", tuple(Fraction(part.strip()) for part in ratio[1].split(":")), squash(text), unit)
+
+
+def _date(text: str) -> Value | None:
+    """`2023-01-05`, which is no difference."""
+    date = _DATE.match(text)
+    return Value("date", date.groups(), text) if date else None
 
 
 def _bracketed(text: str, depth: int) -> Value:
@@ -248,11 +287,13 @@ def _number(text: str) -> Value | None:
     if base := _NAMED_BASE.match(_unmarked(rest)) if "base" in rest else None:
         digits = plain[: len(plain) - len(rest)].strip()
         return Value("based", (digits[0] == "-", digits.lstrip("-+0").lower(), int(base[1])), squashed)
-    unit = unit_name(rest) if rest.strip() else None
-    if rest.strip() and unit is None:
+    rest = rest if _unmarked(rest).strip() else ""
+    unit = unit_name(rest) if rest else None
+    if rest and unit is None:
         return None
     if currency:
-        unit = currency[2] if unit in (None, currency[2]) else f"{currency[2]} {unit}"
+        name = currency_name(currency[2])
+        unit = name if unit in (None, name) else f"{name} {unit}"
     return Value("number", value, squashed, unit)
 
 

@@ -317,6 +317,17 @@ def test_f_03b_an_option_raises_instead():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_an_exit_is_an_error_and_an_interrupt_is_none():
+    with pytest.warns(UserWarning, match=r"'broken' raised SystemExit: why"):
+        scores = score(breaks_on("z", SystemExit))
+    assert scores.parts["broken"][:2].tolist() == [1.0, 1.0]
+    assert failed(scores, "broken") == {"error": [2], "timeout": []}
+    with pytest.raises(RuntimeError, match="'broken' raised SystemExit: why"):
+        score(breaks_on("z", SystemExit), settings={"on_error": "raise"})
+    with pytest.raises(KeyboardInterrupt):
+        score(breaks_on("z", KeyboardInterrupt))
+
+
 def test_a_warning_comes_once():
     rewards = RewardFunctions(breaks_on("z"))
     with warnings.catch_warnings(record=True) as caught:
@@ -421,6 +432,21 @@ def test_f_02_one_of_a_batch_takes_60_seconds():
     assert scores.rewards[[0, 2]].tolist() == [6.0, 5.0]
     assert scores.parts["slow"][1].isnan()
     assert failed(scores, "slow") == {"error": [], "timeout": [1]}
+
+
+def test_an_import_in_every_first_call_is_named_as_a_reason(tmp_path, monkeypatch):
+    (tmp_path / "heavy_to_import.py").write_text("import time; time.sleep(60)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def imports(completions):
+        import heavy_to_import
+
+        return [heavy_to_import.answer]
+
+    with pytest.warns(UserWarning, match=r"took longer than 0.2 s.*import at the top of its module") as caught:
+        scores = score(imports, settings={"time_limit": 0.2})
+    assert failed(scores, "imports") == {"error": [], "timeout": [0, 1, 2]}
+    assert len(caught) == 1
 
 
 @pytest.mark.filterwarnings("ignore:reward function")

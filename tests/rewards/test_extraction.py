@@ -83,6 +83,9 @@ FLEXIBLE = [
     ("a range of 10-20", "20"),
     ("down to -20", "-20"),
     ("that is 3/4 of it", "3/4"),
+    ("a part of 5/1,000 then", "5/1,000"),
+    ("a part of 1,234/5,678.", "1,234/5,678"),
+    ("1/2,34", "34"),
     ("about .5", ".5"),
     ("12,34", "34"),
     ("8{,}000", "8{,}000"),
@@ -127,8 +130,15 @@ def test_unknown_style_names_the_choices():
         extract_answer("5", style="box")
 
 
+@pytest.mark.parametrize("text", [None, 5, b"5"])
+@pytest.mark.parametrize("style", ANSWER_STYLES)
+def test_what_is_no_text_is_refused(text, style):
+    with pytest.raises(ValueError, match=rf"text: {text!r}; valid: a str"):
+        extract_answer(text, style=style)
+
+
 HOSTILE = ["<answer>", "</answer>", "<answer></answer>", r"\boxed{", r"\boxed", r"\boxed{}", r"\boxed ", "{", "}", "\\"]
-HOSTILE += ["####", "1", "1,", "1,111,", "-", "$", " ", "#### $", "{,}", r"\,111", "1/", "1."]
+HOSTILE += ["####", "1", "1,", "1,111,", "-", "$", " ", "#### $", "{,}", r"\,111", "1/", "1.", "1/1,111,", "/1"]
 
 
 @pytest.mark.parametrize("piece", HOSTILE)

@@ -296,6 +296,16 @@ REFUSED += [
     "5%",
 ]
 REFUSED += [
+    r"\frac.5",
+    r"\frac0.5 2",
+    r"\frac.1.2",
+    r"\sqrt[3].5",
+    r"\binom.5{2}",
+    r"\sqrt1.",
+    r"\log_1. 5",
+    r"1\frac.5",
+]
+REFUSED += [
     r"\sin^{-2} x",
     "x" + "^2" * 2,
     "+",

@@ -353,6 +353,49 @@ def test_an_idle_worker_ends_and_is_replaced(fresh):
     assert set(values(pool.map(tasks("pid", "pid")))).isdisjoint(first)
 
 
+def exist_not(pids, seconds=3.0):
+    """Whether all these processes end and are waited for within the time."""
+    until = time.monotonic() + seconds
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not any(map(psutil.pid_exists, pids))
+
+
+def keepers():
+    return [thread for thread in threading.enumerate() if thread.name == "idle workers"]
+
+
+def test_an_idle_worker_is_waited_for_without_any_further_call(fresh):
+    pool = fresh(idle_s=0.2)
+    for _ in range(2):  # and again with the next ones
+        pids = values(pool.map(tasks("pid", "pid", ("sleep", 0.05), ("sleep", 0.05))))[:2]
+        assert exist_not(pids)
+        assert not pool._idle
+
+
+def test_a_worker_that_is_used_is_not_ended_as_idle(fresh):
+    pool = fresh(idle_s=0.4, workers=1)
+    (pid,) = values(pool.map(tasks("pid")))
+    for _ in range(4):
+        assert values(pool.map(tasks(("sleep", 0.25), "pid")))[1] == pid
+    assert exist_not([pid])
+
+
+def test_the_thread_that_ends_idle_workers_ends_with_the_last(fresh):
+    before = keepers()
+    pool, other = fresh(idle_s=600), WorkerPool("functions", function=doing())
+    pool.map(tasks("pid"))
+    other.map(tasks("pid"))
+    (one, two) = (thread for thread in keepers() if thread not in before)
+    pool.close()
+    del other
+    for thread in (one, two):
+        thread.join(5)
+        assert not thread.is_alive()
+    (pid,) = values(pool.map(tasks("pid")))
+    assert running(pid)
+
+
 def test_a_worker_killed_while_idle_loses_no_task(fresh):
     pool = fresh(workers=1)
     for _ in range(5):
@@ -524,6 +567,66 @@ else:
     assert sorted(others).count(first) == 2  # the parent's, before and after the child ended
     (own,) = set(others) - {first}
     assert gone([int(first), int(own)])
+
+
+def test_a_forked_child_ends_its_own_idle_workers(tmp_path):
+    lines = output(
+        tmp_path,
+        """
+pool = WorkerPool("functions", function=pid, workers=1, idle_s=0.3)
+def left(worker):
+    until = time.monotonic() + 5
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < until:
+        time.sleep(0.01)
+    return os.path.exists(f"/proc/{worker}")
+mine = pool.map([((), {})])[0].value
+child = os.fork()
+if not child:
+    mine = pool.map([((), {})])[0].value
+print(mine, left(mine), flush=True)
+if child:
+    os.waitpid(child, 0)
+""",
+    )
+    assert sorted(line.split()[1] for line in lines) == ["False", "False"]
+    assert len({line.split()[0] for line in lines}) == 2
+
+
+def test_folders_of_the_path_in_a_folder_that_is_gone(tmp_path):
+    lines = output(
+        tmp_path,
+        """
+import tempfile
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+os.rmdir(folder)
+sys.path[:0] = ["", "relative"]
+print(WorkerPool("functions", function=len).map([(("abc",), {})]), flush=True)
+""",
+    )
+    assert lines == ["[Outcome(value=3, failure=None, message='')]"]
+
+
+@pytest.mark.parametrize("streams", ["0<&-", "1>&-", "2>&-", "0<&- 2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("kind", ["functions", "symbolic"])
+def test_a_daemon_without_standard_streams(tmp_path, streams, kind):
+    body = f"""
+def chatty(text):
+    print(text, flush=True)
+    os.write(2, b"error")
+    return sys.stdin.read() + text
+kept = open({str(tmp_path / "kept")!r}, "w")  # gets the lowest number that is free
+pool = WorkerPool("{kind}", function=chatty if "{kind}" == "functions" else None)
+task = (("seen",), {{}}) if "{kind}" == "functions" else [("x+1", "1+x")]
+outcomes = pool.map([task, task])
+pool.close()
+kept.write(repr([outcome.value for outcome in outcomes]))
+kept.close()
+"""
+    command = " ".join(script(tmp_path, body))
+    subprocess.run(["sh", "-c", f"exec {command} {streams}"], timeout=60, check=True, capture_output=True)
+    expected = ["seen", "seen"] if kind == "functions" else [[True], [True]]
+    assert (tmp_path / "kept").read_text() == repr(expected)
 
 
 @pytest.mark.parametrize(
