@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT
@@ -17,10 +18,13 @@ from gtpo_lightning.functional import group_advantages, policy_loss
 from gtpo_lightning.hooks import call_rl_hooks
 from gtpo_lightning.monitor import Monitor
 from gtpo_lightning.normalizer import Normalizer
+from gtpo_lightning.policy import Policy
 from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
-from gtpo_lightning.rewards import RewardFunctions
+from gtpo_lightning.reference import Reference, ignore_missing_reference, start_origin
+from gtpo_lightning.resampling import resample
+from gtpo_lightning.rewards import RewardFunctions, SoftOverlong
 from gtpo_lightning.rewards.composition import check_limits
-from gtpo_lightning.rollout import Problem, Rollout
+from gtpo_lightning.rollout import Problem, Prompts, Rollout
 from gtpo_lightning.rollout_store import RolloutStore
 
 __all__ = ["GTPOModule"]
@@ -31,9 +35,10 @@ class GTPOModule(PolicyModule):
 
     One training step is one rollout of B prompts x G completions and one backward, so clipping, accumulation,
     precision, schedulers and strategies are Lightning's. The parts of GTPO attach as callbacks: `ConflictMasking`,
-    `EntropyFilter`, `EntropyRegularizer`; with none of them this is plain group-relative policy gradient.
+    `EntropyFilter`, `EntropyRegularizer`; with none of them this is plain group-relative policy gradient, and with
+    `advantage_scale: group`, `epsilon` and `KLPenalty` it is GRPO.
 
-    Source: Simoni et al., arXiv 2508.03772.
+    Sources: Simoni et al., arXiv 2508.03772 (GTPO); Shao et al., arXiv 2402.03300 (GRPO).
 
     Args:
         model: Hub id, folder, or an embedded name: `tiny`, `smollm2-135m`.
@@ -42,7 +47,8 @@ class GTPOModule(PolicyModule):
         temperature: Temperature of sampling and of log-probs and entropies.
         micro_batch_size: Completions scored at once, under activation checkpointing; null keeps the activations of all.
         rewards: Reward functions with weights, `{name: weight}`; names are built in (`format`, `correctness`, …) or
-            dotted import paths. Null is the paper's: `{format: 1, correctness: 1}`.
+            dotted import paths. Null is the paper's: `{format: 1, correctness: 1}`. `soft_overlong` penalises the last
+            fifth of `max_completion_length` tokens.
         reward_errors: What a reward function that raises does: `skip` the completions it raises for, which are not
             scored and counted in `rewards/{function}/error_frac`, or `raise` and end the run.
         reward_time_limit: Seconds a reward function that is not built in may take for one completion. Each completion
@@ -58,6 +64,12 @@ class GTPOModule(PolicyModule):
         updates_per_rollout: Optimizer steps on each rollout (μ); `max_steps` counts optimizer steps.
         epsilon: Clipping of the ratio, `[low, high]` or one number for both; null does not clip. Without effect on the
             first update of a rollout, whose ratio is 1.
+        delta: Upper bound of the ratio where the weight is negative, above 1 + the high epsilon (two-sided, or dual,
+            clipping): without it such a token has no bound. Null does not bound it. Without effect on the first update.
+        resample_groups: How often groups of a step whose rewards are all equal are sampled again, at most; 0 never. The
+            first try whose rewards differ replaces such a group, which else stays. Each try costs the sampling of the
+            groups that are left (`gtpo/resample_tries` a group). What is trained on is then conditioned on differing
+            rewards, so rewards and advantages are biased towards problems solved half of the time.
         mask_truncated: Whether completions cut by the length limit are left out of the loss. Their rewards stay in the
             group's mean: they were sampled by the policy, and dropping the worst ones would bias the baseline upwards.
         weights: A checkpoint of this package whose policy is the start.
@@ -92,6 +104,8 @@ class GTPOModule(PolicyModule):
         aggregation: Literal["sequence", "token", "constant"] = "sequence",
         updates_per_rollout: int = 1,
         epsilon: float | tuple[float, float] | None = None,
+        delta: float | None = None,
+        resample_groups: int = 0,
         mask_truncated: bool = False,
         weights: str | None = None,
         dtype: str = "float32",
@@ -105,9 +119,14 @@ class GTPOModule(PolicyModule):
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k != "self" and not k.startswith("__")}
         _check_choices(group_size, advantage_scale, aggregation, updates_per_rollout, epsilon)
+        _check_delta(delta, epsilon)
+        _check_resampling(resample_groups)
         check_limits("reward_errors", reward_errors, "reward_time_limit", reward_time_limit)
         reward_functions = RewardFunctions(rewards, on_error=reward_errors, time_limit=reward_time_limit)
         sampling = Sampling(group_size, max_completion_length, temperature, top_k, top_p, min_p)
+        for function in reward_functions.functions.values():
+            if isinstance(function, SoftOverlong):
+                function.limit_to(max_completion_length)
         super().__init__(
             model,
             weights=weights,
@@ -130,13 +149,34 @@ class GTPOModule(PolicyModule):
         self.aggregation = aggregation
         self.updates_per_rollout = updates_per_rollout
         self.epsilon = epsilon
+        self.delta = delta
+        self.resample_groups = resample_groups
         self.mask_truncated = mask_truncated
         self.entropy_grad = False
         """Whether entropies carry a gradient; a callback that needs it sets it in its `setup`."""
+        self.wants_reference = False
+        """Whether a frozen copy of the start policy is kept; a callback that needs it sets it in its `setup`."""
+        self.reference_weights: str | None = None
+        """A checkpoint whose policy is the reference in place of the start policy; set together with the above."""
+        self.reference: Reference | None = None
+        self._start = start_origin(weights)
         self.store = RolloutStore(updates_per_rollout)
         self.normalizer = Normalizer(aggregation)
         self.monitor = Monitor()
         self._restored_rollouts: list[Any] = []
+
+    def configure_model(self) -> None:
+        """Reads the weights once, and keeps a frozen copy of them where a callback asked for it."""
+        super().configure_model()
+        if not self.wants_reference or self.reference is not None:
+            return
+        given = self.reference_weights is not None
+        if given:
+            self.reference = Reference(self.build_policy(self.reference_weights), self.reference_weights, given=True)
+        else:
+            self.reference = Reference(copy.deepcopy(self.policy), self.weights)
+        self.register_load_state_dict_post_hook(ignore_missing_reference)
+        self._keep_buffers_local()
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
         """One rollout and its loss: −(1/N) Σ_i δ_i · (A_i − γ⟨H⟩_i) / |o_i| · Σ_t λ_{i,t} · r_{i,t}, scalar."""
@@ -154,22 +194,33 @@ class GTPOModule(PolicyModule):
         """Readies a rollout for an update: its denominators, neutral slots, the clock."""
         super().begin_micro_batch(rollout)
         rollout.reset_slots()
+        rollout.max_length = self.max_completion_length
         self.monitor.start_update()
 
     def rollout(self, problems: list[Problem]) -> Rollout:
         """Samples G completions of each problem, scores them and writes their advantages."""
-        start = time.perf_counter()
         prompts = self.codec.prompts(problems, self.device)
         call_rl_hooks(self.trainer, "on_rollout_start", prompts)
-        rollout = self.sample(prompts, self.sampling, "train")
-        sampled = time.perf_counter()
-        self.reward(rollout)
+        rollout = self._sample_and_score(prompts)
+        rollout, tries = resample(rollout, self._sample_again, self.resample_groups)
         call_rl_hooks(self.trainer, "on_rollout_end", rollout)
         rollout.advantages = self.advantages(rollout)
-        self.monitor.log_rollout(self, rollout, sampled - start, time.perf_counter() - sampled)
+        self.monitor.log_rollout(self, rollout, tries)
         if self.mask_truncated:
             rollout.completion_mask = rollout.completion_mask & ~rollout.truncated[:, None]
         return rollout
+
+    def _sample_and_score(self, prompts: Prompts, attempt: int = 0) -> Rollout:
+        """One try at each prompt's group; a further one draws the completions whose numbers come after the last's."""
+        first = attempt * self.sampling.num_samples
+        with self.monitor.clock("rollout"):
+            rollout = self.sample(prompts, self.sampling, "train", first_member=first)
+        with self.monitor.clock("reward"):
+            self.reward(rollout)
+        return rollout
+
+    def _sample_again(self, problems: list[Problem], attempt: int) -> Rollout:
+        return self._sample_and_score(self.codec.prompts(problems, self.device), attempt)
 
     def reward(self, rollout: Rollout) -> None:
         """Scores each completion: the combined reward, and of each function the raw value and failures, (N,) each."""
@@ -202,7 +253,15 @@ class GTPOModule(PolicyModule):
 
     def score(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Log-probs (N, T) with gradient and entropies (N, T) under the policy as it is now, nats."""
-        return self.policy.score(
+        return self._read(self.policy, rollout, self.entropy_grad)
+
+    @torch.no_grad()
+    def reference_logprobs(self, rollout: Rollout) -> Tensor | None:
+        """Log-probs (N, T) under the reference, nats, without gradient; None where there is no reference."""
+        return None if self.reference is None else self._read(self.reference.policy, rollout)[0]
+
+    def _read(self, policy: Policy, rollout: Rollout, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
+        return policy.score(
             rollout.prompts.ids,
             rollout.prompts.mask,
             rollout.group_ids,
@@ -210,7 +269,7 @@ class GTPOModule(PolicyModule):
             rollout.completion_mask,
             temperature=rollout.temperature,
             micro_batch_size=self.micro_batch_size,
-            entropy_grad=self.entropy_grad,
+            entropy_grad=entropy_grad,
         )
 
     def policy_loss(self, rollout: Rollout) -> Tensor:
@@ -221,6 +280,7 @@ class GTPOModule(PolicyModule):
             rollout.completion_mask,
             old_logprobs=rollout.old_logprobs,
             epsilon=self.epsilon,
+            delta=self.delta,
             aggregation=self.aggregation,
             denominator=rollout.denominator,
             max_length=self.max_completion_length,
@@ -242,6 +302,8 @@ class GTPOModule(PolicyModule):
             ValueError: `batch` scaling over accumulated batches, whose std would be that of a part of the step.
         """
         super().on_train_start()
+        if self.reference is not None:
+            self.reference.eval()  # not earlier: Lightning warns of a model that is partly in evaluation mode
         if self.advantage_scale == "batch" and self.trainer.accumulate_grad_batches > 1:
             raise ValueError(
                 f"advantage_scale: 'batch' with accumulate_grad_batches {self.trainer.accumulate_grad_batches} would "
@@ -256,7 +318,11 @@ class GTPOModule(PolicyModule):
         super().on_save_checkpoint(checkpoint)
         # Only rollouts in use belong to a rank; without any, saving needs no other rank.
         rollouts = gather_objects(self.store.state_dict()) if self.updates_per_rollout > 1 else []
-        checkpoint["gtpo_lightning"] = {"monitor": self.monitor.state_dict(), "rollouts": rollouts}
+        checkpoint["gtpo_lightning"] = {
+            "monitor": self.monitor.state_dict(),
+            "rollouts": rollouts,
+            "start": self._start if self.reference is None else self.reference.origin(),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores what `on_save_checkpoint` added."""
@@ -265,6 +331,21 @@ class GTPOModule(PolicyModule):
         if state is not None:
             self.monitor.load_state_dict(state["monitor"])
             self._restored_rollouts = state["rollouts"]
+            if self._trainer is not None and self._trainer.state.fn == "fit":
+                self._resume_reference(state.get("start"))
+
+    def _resume_reference(self, start: dict[str, str | None] | None) -> None:
+        """Makes the reference that of the run that is resumed; a run without one passes on where it started from."""
+        if start is None:
+            if self.reference is not None:
+                rank_zero_warn(
+                    "ckpt_path: the checkpoint does not say which policy its run started from, so KL is measured to "
+                    "that of `model` and `weights`"
+                )
+            return
+        self._start = start
+        if self.reference is not None:
+            self.reference.resume(start, self.build_policy)
 
 
 def _check_choices(
@@ -290,3 +371,17 @@ def _check_choices(
     bounds = (0.0, 0.0) if epsilon is None else (epsilon,) * 2 if isinstance(epsilon, (int, float)) else tuple(epsilon)
     if len(bounds) != 2 or not all(bound >= 0 for bound in bounds):
         raise ValueError(f"epsilon: {epsilon!r} is not valid; valid: null, a number of at least 0, or [low, high]")
+
+
+def _check_delta(delta: float | None, epsilon: float | tuple[float, float] | None) -> None:
+    high = 0.0 if epsilon is None else epsilon if isinstance(epsilon, (int, float)) else epsilon[1]
+    number = isinstance(delta, (int, float)) and not isinstance(delta, bool)
+    if delta is not None and not (number and delta > 1 + high):
+        raise ValueError(
+            f"delta: {delta!r} is not valid; valid: null, or a number above 1 + high epsilon = {1 + high:g}"
+        )
+
+
+def _check_resampling(tries: int) -> None:
+    if not isinstance(tries, int) or isinstance(tries, bool) or tries < 0:
+        raise ValueError(f"resample_groups: {tries!r} is not valid; valid: an integer of at least 0 (further tries)")

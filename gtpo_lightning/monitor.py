@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,13 +53,27 @@ class Monitor:
         self._recent: dict[str, list[float]] = {"equal": [], "clipped": []}
         self._warned: list[str] = []
         self._update_started = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def clock(self, name: str) -> Iterator[None]:
+        """Adds the time inside to what `log_rollout` logs as `time/{name}`."""
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def start_update(self) -> None:
         """Marks where the update begins: the rollout is there."""
         self._update_started = time.perf_counter()
 
-    def log_rollout(self, module: GTPOModule, rollout: Rollout, rollout_s: float, reward_s: float) -> None:
-        """Logs rewards, groups and lengths, as they were sampled: what the loss leaves out counts here."""
+    def log_rollout(self, module: GTPOModule, rollout: Rollout, tries: list[int]) -> None:
+        """Logs rewards, groups and lengths, as they were sampled: what the loss leaves out counts here.
+
+        Args:
+            module: Logs.
+            rollout: With rewards and advantages.
+            tries: How often each group was sampled again.
+        """
         stds, equal = _group_statistics(rollout)
         scored = ~rollout.rewards.isnan()
         lengths = rollout.lengths
@@ -68,6 +84,9 @@ class Monitor:
             "train/completions/mean_length": (lengths.sum(), len(lengths)),
             "train/completions/clipped_ratio": (rollout.truncated.sum(), len(lengths)),
         }
+        if module.resample_groups:
+            values["gtpo/resampled_frac"] = (sum(count > 0 for count in tries), len(tries))
+            values["gtpo/resample_tries"] = (sum(tries), len(tries))
         for name, part in rollout.reward_parts.items():
             known = ~part.isnan()
             values[f"train/rewards/{name}/mean"] = (part[known].sum(), known.sum())
@@ -82,7 +101,8 @@ class Monitor:
         means = log_means(module.trainer, module, values)
         self._log_extremes(module, lengths)
         module.log("train/num_tokens", float(self.num_tokens), batch_size=1)
-        module.log_dict({"time/rollout": rollout_s, "time/reward": reward_s}, batch_size=1)
+        module.log_dict({f"time/{name}": seconds for name, seconds in self._seconds.items()}, batch_size=1)
+        self._seconds.clear()
         bar = {"reward": means["train/reward"], "length": means["train/completions/mean_length"]}
         module.log_dict(bar, prog_bar=True, logger=False, batch_size=1)
         if window_complete(module.trainer, module, ahead=1):
@@ -103,18 +123,26 @@ class Monitor:
         mask = rollout.completion_mask.bool()
         entropies = rollout.entropies.detach()
         values: dict[str, tuple[Any, Any]] = {"train/entropy": (entropies[mask].sum(), mask.sum())}
-        if rollout.old_logprobs is not None and module.epsilon is not None:
-            clipped = clip_counts(
-                rollout.logprobs, rollout.old_logprobs, rollout.weights(), rollout.completion_mask, module.epsilon
-            )
-            values["train/clip_ratio/low_mean"] = (clipped["low"], clipped["tokens"])
-            values["train/clip_ratio/high_mean"] = (clipped["high"], clipped["tokens"])
-            values["train/clip_ratio/region_mean"] = (clipped["low"] + clipped["high"], clipped["tokens"])
+        if rollout.old_logprobs is not None and not (module.epsilon is None and module.delta is None):
+            values |= self._clip_ratios(module, rollout, rollout.old_logprobs)
         for name, loss in losses.items():
             values[f"train/loss/{name}"] = (loss.detach(), 1)
         values["train/loss"] = (sum(float(loss.detach()) for loss in losses.values()), 1)
         means = log_means(module.trainer, module, values)
         module.log("entropy", means["train/entropy"], prog_bar=True, logger=False, batch_size=1)
+
+    def _clip_ratios(self, module: GTPOModule, rollout: Rollout, old: Tensor) -> dict[str, tuple[Any, Any]]:
+        """Shares of tokens that the clipping takes out; the least and the largest are those of a rank's micro-batch."""
+        arguments = (rollout.weights(), rollout.completion_mask, module.epsilon, module.delta)
+        counts = clip_counts(rollout.logprobs, old, *arguments)
+        tokens = counts["tokens"]
+        low, high = (float(counts[name] / tokens) if tokens else math.nan for name in ("low", "high"))
+        log_max(module.trainer, module, "train/clip_ratio/low_min", low if tokens else math.inf, smallest=True)
+        log_max(module.trainer, module, "train/clip_ratio/high_max", high if tokens else -math.inf)
+        values = {"low_mean": counts["low"], "high_mean": counts["high"], "region_mean": counts["low"] + counts["high"]}
+        if "delta" in counts:
+            values["delta_mean"] = counts["delta"]
+        return {f"train/clip_ratio/{name}": (count, tokens) for name, count in values.items()}
 
     def log_update_time(self, module: GTPOModule) -> None:
         """Logs the time since the rollout was there: scoring, loss, backward and, where it stepped, the optimizer."""

@@ -120,14 +120,25 @@ class PolicyModule(pl.LightningModule):
         """Reads the weights once, in the strategy's context."""
         if self.policy is not None:
             return
-        self.policy = Policy(load_model(self.model_name, dtype=self.dtype_name, attention=self.attention))
+        self.policy = self.build_policy(self.weights)
         self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
         self.codec.vocab_size = self.policy.causal_lm.config.get_text_config(decoder=True).vocab_size
         self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
-        if self.weights is not None:
-            _load_policy(self.policy, self.weights)
-        # A model's buffers are constants (rotary frequencies). Broadcasting them at every forward, as DDP does by
-        # default, would make ranks wait for each other in validation, where their numbers of batches differ.
+        self._keep_buffers_local()
+
+    def build_policy(self, weights: str | None) -> Policy:
+        """A policy of the model, with the weights of a checkpoint of this package or with the model's own."""
+        policy = Policy(load_model(self.model_name, dtype=self.dtype_name, attention=self.attention))
+        if weights is not None:
+            _load_policy(policy, weights)
+        return policy
+
+    def _keep_buffers_local(self) -> None:
+        """Tells DDP to leave buffers alone.
+
+        A model's buffers are constants (rotary frequencies). Broadcasting them at every forward, as DDP does by
+        default, would make ranks wait for each other in validation, where their numbers of batches differ.
+        """
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -81,6 +81,7 @@ class Rollout:
         entropies: H_{i,t}, (N, T), nats; detached unless a part asked for the gradient.
         old_logprobs: log π_old of the policy that sampled, (N, T), fixed when the rollout was first scored; None while
             there is one update per rollout.
+        ref_logprobs: log π_ref of the reference policy, (N, T), without gradient; None without the KL part.
         sampled_logprobs: Log-probs the engine recorded while sampling, (N, T).
         sampled_entropies: Entropies the engine recorded while sampling, (N, T).
         token_weights: λ_{i,t}, (N, T). Default ones.
@@ -90,6 +91,7 @@ class Rollout:
         aggregation: How the loss averages: `sequence` and `constant` over completions, `token` over tokens.
         denominator: What it divides by, so that micro-batches and ranks add up: completions with a non-empty mask (or
             their tokens) over all ranks, divided by the number of ranks. None: counted from the mask.
+        max_length: The length limit that `constant` divides by, tokens; set by the module.
     """
 
     prompts: Any
@@ -111,6 +113,7 @@ class Rollout:
     logprobs: Tensor = None  # type: ignore[assignment]
     entropies: Tensor = None  # type: ignore[assignment]
     old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
     # slots
     token_weights: Tensor = None  # type: ignore[assignment]
     sequence_weights: Tensor = None  # type: ignore[assignment]
@@ -119,6 +122,7 @@ class Rollout:
     temperature: float = 1.0
     aggregation: str = "sequence"
     denominator: float | None = None
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         rows, length = self.completion_ids.shape
@@ -183,6 +187,22 @@ class Rollout:
         lengths = self.completion_mask.sum(dim=1).to(values.dtype)
         denominator = float(lengths.sum()) if self.denominator is None else self.denominator
         return row_mean(values, self.scored(), weights=lengths, denominator=denominator)
+
+    def token_mean(self, values: Tensor) -> Tensor:
+        """The mean of a value of each token, averaged as the loss averages its tokens.
+
+        Args:
+            values: (N, T), with or without gradient; what stands in the padding never matters.
+
+        Returns:
+            A scalar: Σ_i (1/|o_i|) Σ_t x / N for `sequence`, Σ_i Σ_t x / tokens for `token`, Σ_i Σ_t x / (N ·
+            max_length) for `constant` (the first form where `max_length` is not set).
+        """
+        real = self.completion_mask.bool()
+        sums = torch.where(real, values, 0.0).sum(dim=1)
+        if self.aggregation == "constant" and self.max_length is not None:
+            return self.mean(sums / self.max_length)
+        return self.mean(sums / real.sum(dim=1).clamp(min=1))
 
     def weights(self) -> Tensor:
         """δ_i · (A_i + shift_i) · λ_{i,t}, the three slots multiplied, (N, T).

@@ -124,13 +124,16 @@ def tag_count(completions: list[str]) -> list[float]:
 
 
 class SoftOverlong:
-    """A penalty that grows over the last tokens before the length limit.
+    """`soft_overlong`: a penalty that grows over the last tokens before the length limit.
 
-    0 up to `maximum - cache` tokens, then falling linearly to −1 at `maximum`, −1 beyond.
+    0 up to `maximum - cache` tokens, then falling linearly to −1 at `maximum`, −1 beyond. By its name, as in
+    `rewards: {soft_overlong: 1.0}`, it takes the module's `max_completion_length` and a fifth of it; other numbers are
+    given by an instance of one's own, whose dotted path is the name then.
 
     Args:
-        maximum: Length limit L, tokens.
-        cache: Over how many tokens before the limit the penalty grows.
+        maximum: Length limit L, tokens. Default: the module's `max_completion_length`.
+        cache: Over how many tokens before the limit the penalty grows. Default: a fifth of the limit, at least 1
+            (DAPO's 4,096 of 20,480, arXiv 2503.14476).
 
     Raises:
         ValueError: `maximum` or `cache` is not a positive integer, or `cache` is larger than `maximum`.
@@ -140,13 +143,35 @@ class SoftOverlong:
         [0.0, -0.5, -1.0, -1.0]
     """
 
-    def __init__(self, maximum: int, cache: int) -> None:
+    def __init__(self, maximum: int | None = None, cache: int | None = None) -> None:
         for name, value in (("maximum", maximum), ("cache", cache)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}: {value!r}; valid: an integer of at least 1 (tokens)")
-        if cache > maximum:
-            raise ValueError(f"cache: {cache} is larger than maximum {maximum}; valid: 1 to maximum")
+        if maximum is None:
+            self.__name__ = "soft_overlong"  # the registered name; an instance with a limit of its own has its class's
         self.maximum, self.cache = maximum, cache
+        self._check_cache()
+
+    def limit_to(self, maximum: int) -> None:
+        """Takes the limit of the run, unless it was given one.
+
+        Args:
+            maximum: Tokens.
+
+        Raises:
+            ValueError: `cache` is larger.
+        """
+        if self.maximum is None:
+            self.maximum = maximum
+            self._check_cache()
+
+    def _check_cache(self) -> None:
+        if self.maximum is None:
+            return
+        if self.cache is None:
+            self.cache = max(1, self.maximum // 5)
+        if self.cache > self.maximum:
+            raise ValueError(f"cache: {self.cache} is larger than maximum {self.maximum}; valid: 1 to maximum")
 
     def __call__(self, completions: list[str], lengths: list[int]) -> list[float]:
         """The penalty of each completion.
@@ -157,11 +182,22 @@ class SoftOverlong:
 
         Returns:
             N values, −1 to 0.
+
+        Raises:
+            ValueError: Neither the constructor nor a module gave a limit.
         """
-        free = self.maximum - self.cache
-        return [0.0 if n <= free else max((free - n) / self.cache, -1.0) for n in lengths]
+        if self.maximum is None or self.cache is None:
+            raise ValueError("maximum: not set; valid: SoftOverlong(maximum, cache), or a GTPOModule, which sets it")
+        free, cache = self.maximum - self.cache, self.cache
+        return [0.0 if n <= free else max((free - n) / cache, -1.0) for n in lengths]
 
 
 REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"format": format_rewards, "correctness": correctness, "correct_answer": correct_answer, "tag_count": tag_count}
+    {
+        "format": format_rewards,
+        "correctness": correctness,
+        "correct_answer": correct_answer,
+        "tag_count": tag_count,
+        "soft_overlong": SoftOverlong,
+    }
 )

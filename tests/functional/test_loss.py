@@ -260,6 +260,37 @@ def test_b10_g10_a_real_ratio_clipped_on_the_signed_weight(ratio, weight, term, 
     assert logprobs.grad.item() == pytest.approx(-slope, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "weight", "term", "slope"),
+    [
+        (3.0, -2.0, -5.0, 0.0),  # above δ and wanted less likely: bounded
+        (2.4, -2.0, -4.8, -4.8),  # below δ: as without it
+        (3.0, 2.0, 2.4, 0.0),  # a positive weight has its own bound, 1 + ε
+        (0.5, -2.0, -1.8, 0.0),
+        (1.1, -2.0, -2.2, -2.2),
+    ],
+)
+def test_delta_bounds_the_ratio_of_negative_weights(ratio, weight, term, slope):
+    old = torch.tensor([[-4.0]], dtype=torch.float64)
+    logprobs = (old + math.log(ratio)).requires_grad_()
+    options = {"old_logprobs": old, "epsilon": (0.1, 0.2), "delta": 2.5}
+    loss = policy_loss(logprobs, torch.tensor([[weight]]), torch.ones(1, 1), **options)
+    loss.backward()
+    assert loss.item() == pytest.approx(-term, rel=1e-12)
+    assert logprobs.grad.item() == pytest.approx(-slope, rel=1e-12)
+
+
+def test_delta_works_without_epsilon_and_not_without_old_log_probs():
+    logprobs = torch.tensor([[math.log(3.0), math.log(3.0), math.log(0.1), 200.0]], requires_grad=True)
+    weights = torch.tensor([[-1.0, 1.0, -1.0, -1.0]])
+    loss = policy_loss(logprobs, weights, torch.ones(1, 4), old_logprobs=torch.zeros(1, 4), delta=2.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(-(-2.0 + 3.0 - 0.1 - 2.0) / 4)
+    torch.testing.assert_close(logprobs.grad, torch.tensor([[0.0, -3.0, 0.1, 0.0]]) / 4)
+    plain = policy_loss(logprobs, weights, torch.ones(1, 4))
+    assert torch.equal(policy_loss(logprobs, weights, torch.ones(1, 4), delta=2.0), plain)
+
+
 def test_overflowing_ratios_do_not_become_nan():
     logprobs = torch.tensor([[0.0, 0.0, -1.0]], requires_grad=True)
     old = torch.tensor([[-200.0, -200.0, -1.0]])
@@ -307,6 +338,10 @@ def test_dtypes(dtypes, expected, use_old):
         ({"epsilon": (0.1, -0.1)}, "epsilon"),
         ({"epsilon": (0.1, 0.2, 0.3)}, "epsilon"),
         ({"epsilon": NAN}, "epsilon"),
+        ({"delta": 1.0}, "delta: 1.0.*here 1, or None"),
+        ({"delta": 1.2, "epsilon": (0.5, 0.2)}, "delta: 1.2.*here 1.2, or None"),
+        ({"delta": NAN}, "delta"),
+        ({"delta": True, "epsilon": 0.0}, "delta"),
         ({"denominator": -1.0}, "denominator"),
         ({"weights": torch.zeros(2)}, "weights"),
         ({"completion_mask": torch.zeros(3, 2)}, "completion_mask"),
@@ -338,6 +373,17 @@ def test_clip_counts(epsilon):
     for junk in (NAN, INF, -INF):
         counts = clip_counts(logprobs.masked_fill(~mask, junk), old, weights, mask, epsilon)
         assert {name: count.item() for name, count in counts.items()} == expected
+
+
+@pytest.mark.parametrize("epsilon", [None, 0.2])
+def test_clip_counts_with_delta(epsilon):
+    ratios = torch.tensor([[3.0, 3.0, 2.0, 0.1, 3.0]])
+    weights, mask = torch.tensor([[-1.0, 1.0, -1.0, -1.0, -1.0]]), torch.tensor([[1, 1, 1, 1, 0]])
+    counts = clip_counts(ratios.log(), torch.zeros(1, 5), weights, mask, epsilon, 2.5)
+    clipped = 0 if epsilon is None else 1
+    assert {name: count.item() for name, count in counts.items()} == {
+        "low": clipped, "high": clipped, "tokens": 4, "delta": 1,
+    }  # fmt: skip
 
 
 def test_b09_no_clipping_with_the_policy_that_sampled():
