@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import lightning.pytorch as pl
 
 from gtpo_lightning.callbacks._checks import check_number, require
+from gtpo_lightning.callbacks._collapse_settings import check_counts
 from gtpo_lightning.functional import conflict_mask, conflict_weights
 from gtpo_lightning.functional._inputs import check_choice
 from gtpo_lightning.hooks import RLCallback, log_means
@@ -34,26 +35,36 @@ class ConflictMasking(RLCallback):
             `position`: any position counted from the start, no run needed.
         positive: λ on conflict where A > 0, at least 0. Default 2.
         negative: λ on conflict where A < 0, at least 0. Default 0.
+        shift: Tokens. Above 0, beyond the paper, tokens up to this many positions apart count as at the same position,
+            and a run steps over this many tokens without conflict in all: what completions share is found again behind
+            an answer of another length. A large shift also meets frequent tokens by chance. Default 0.
 
     Raises:
-        ValueError: An unknown scope, or a λ that is negative or not finite.
+        ValueError: An unknown scope, a λ that is negative or not finite, or a shift that is no integer of at least 0.
 
     Example:
         >>> ConflictMasking(scope="prefix").positive
         2.0
     """
 
-    def __init__(self, scope: Scope = "edges", positive: float = 2.0, negative: float = 0.0) -> None:
+    def __init__(self, scope: Scope = "edges", positive: float = 2.0, negative: float = 0.0, shift: int = 0) -> None:
         check_choice("scope", scope, get_args(Scope))
+        check_counts(0, shift=shift)
         self.scope: Scope = scope
         self.positive = check_number("positive", positive)
         self.negative = check_number("negative", negative)
+        self.shift = shift
 
     def on_before_loss(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
         """Multiplies `token_weights`, (N, T), by λ."""
         advantages = require(rollout, "advantages")
         conflict = conflict_mask(
-            rollout.completion_ids, rollout.completion_mask, advantages, rollout.group_ids, scope=self.scope
+            rollout.completion_ids,
+            rollout.completion_mask,
+            advantages,
+            rollout.group_ids,
+            scope=self.scope,
+            shift=self.shift,
         )
         rollout.token_weights *= conflict_weights(conflict, advantages, positive=self.positive, negative=self.negative)
         tokens = rollout.completion_mask.bool().sum()

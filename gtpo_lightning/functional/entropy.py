@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from gtpo_lightning.functional._inputs import as_bool, check_shape, result_dtype
 
-__all__ = ["entropy_from_logits", "entropy_keep_mask", "mean_entropy"]
+__all__ = ["entropy_from_logits", "entropy_keep_mask", "entropy_threshold", "mean_entropy"]
 
 
 def mean_entropy(entropies: Tensor, completion_mask: Tensor) -> Tensor:
@@ -59,6 +60,34 @@ def entropy_keep_mask(
     dtype = result_dtype(mean_entropies)
     kept = mean_entropies.to(dtype) <= threshold
     return (kept | (initial_entropy > threshold)).to(dtype)
+
+
+def entropy_threshold(mean_entropies: Tensor, quantile: float) -> float:
+    """The smallest of the mean entropies that at least a share of them does not exceed.
+
+    θ = min {x : #(⟨H⟩ <= x) >= q · n}, one of the values and never between two. So at most floor((1 − q) · n) of them
+    lie above it, fewer where several are equal to it, and none where all are equal.
+
+    Args:
+        mean_entropies: ⟨H⟩, (n,), nats, n at least 1.
+        quantile: q, above 0 and at most 1, read as the decimal it is written as: 0.55 of 100 are 55, though 0.55 * 100
+            is 55.00000000000001 in floating point.
+
+    Returns:
+        θ, nats.
+
+    Raises:
+        ValueError: There is no value, or `quantile` is out of range.
+
+    >>> entropy_threshold(torch.tensor([0.5, 0.25, 2.0, 0.125]), 0.75)
+    0.5
+    """
+    if mean_entropies.dim() != 1 or len(mean_entropies) == 0:
+        raise ValueError(f"mean_entropies: shape {tuple(mean_entropies.shape)}; valid: (n,), n at least 1")
+    if not 0 < quantile <= 1:
+        raise ValueError(f"quantile: {quantile!r}; valid: a number > 0 and <= 1")
+    rank = math.ceil(Fraction(repr(float(quantile))) * len(mean_entropies))
+    return float(mean_entropies.kthvalue(rank).values)
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:

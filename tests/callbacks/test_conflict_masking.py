@@ -5,7 +5,7 @@ from gtpo_lightning.callbacks import ConflictMasking
 from tests.helpers.fakes import FakeModule, fake_trainer, random_rollout, rollout_of
 
 
-def conflicts_by_loops(rollout, scope):
+def conflicts_by_loops(rollout, scope, shift=0):
     """The definition, one token after the other, on lists of real tokens."""
     rows = len(rollout)
     tokens = [rollout.completion_ids[i, : int(rollout.completion_mask[i].sum())].tolist() for i in range(rows)]
@@ -13,13 +13,22 @@ def conflicts_by_loops(rollout, scope):
     groups = rollout.group_ids.tolist()
 
     def shared(i, position):
-        """Both signs have row i's token at that position (negative: from the end)."""
-        found = set()
-        for j in range(rows):
-            reaches = groups[j] == groups[i] and -len(tokens[j]) <= position < len(tokens[j])
-            if reaches and tokens[j][position] == tokens[i][position]:
-                found.add(signs[j])
-        return {1, -1} <= found and signs[i] != 0
+        """A row of the other sign has row i's token about that position (negative: from the end)."""
+        others = [tokens[j] for j in range(rows) if groups[j] == groups[i] and signs[i] * signs[j] < 0]
+        for other in others:
+            for near in range(position - shift, position + shift + 1):
+                same_end = (near < 0) == (position < 0) and -len(other) <= near < len(other)
+                if same_end and other[near] == tokens[i][position]:
+                    return True
+        return False
+
+    def run(i, positions):
+        missed = 0
+        for position in positions:
+            missed += not shared(i, position)
+            if missed > shift:
+                return
+            marked[i, position % len(tokens[i])] |= shared(i, position)
 
     marked = torch.zeros(rollout.completion_ids.shape, dtype=torch.bool)
     for i, own in enumerate(tokens):
@@ -27,27 +36,23 @@ def conflicts_by_loops(rollout, scope):
             for t in range(len(own)):
                 marked[i, t] = shared(i, t)
         if scope in ("prefix", "edges"):
-            for t in range(len(own)):
-                if not shared(i, t):
-                    break
-                marked[i, t] = True
+            run(i, range(len(own)))
         if scope in ("suffix", "edges"):
-            for t in range(1, len(own) + 1):
-                if not shared(i, -t):
-                    break
-                marked[i, len(own) - t] = True
+            run(i, range(-1, -len(own) - 1, -1))
     return marked
 
 
+@pytest.mark.parametrize("shift", [0, 1, 2])
 @pytest.mark.parametrize("scope", ["edges", "prefix", "suffix", "position"])
 @pytest.mark.parametrize("seed", range(5))
-def test_weights_and_share_are_those_of_the_double_loop(scope, seed):
-    rollout, module = random_rollout(seed), FakeModule()
-    marked = conflicts_by_loops(rollout, scope)
+def test_weights_and_share_are_those_of_the_double_loop(scope, seed, shift):
+    rollout, module = random_rollout(seed, vocabulary=2 + 3 * shift), FakeModule()
+    marked = conflicts_by_loops(rollout, scope, shift)
     expected = torch.ones(rollout.completion_ids.shape)
     for i, t in marked.nonzero().tolist():
         expected[i, t] = 1.75 if rollout.advantages[i] > 0 else 0.25
-    ConflictMasking(scope, positive=1.75, negative=0.25).on_before_loss(fake_trainer(), module, rollout)
+    part = ConflictMasking(scope, positive=1.75, negative=0.25, shift=shift)
+    part.on_before_loss(fake_trainer(), module, rollout)
     assert torch.equal(rollout.token_weights, expected)
     assert 0 < int(marked.sum()) < rollout.completion_mask.sum()
     assert module.logged == {
@@ -59,6 +64,26 @@ def test_defaults_double_the_good_and_silence_the_bad():
     rollout = rollout_of([0.1] * 3, [3, 3, 2], [1.0, -1.0, 0.0], ids=[[7, 8, 9], [7, 5, 9], [7, 9, 0]])
     ConflictMasking().on_before_loss(fake_trainer(), FakeModule(), rollout)
     assert rollout.token_weights.tolist() == [[2, 1, 2], [0, 1, 0], [1, 1, 1]]
+
+
+def test_a_shift_reaches_the_format_before_answers_of_another_length():
+    # <answer> 4 2 </answer> and <answer> 7 </answer>
+    ids, advantages = [[1, 8, 4, 2, 9], [5, 8, 7, 9, 0]], [1.0, -1.0]
+    weights = {}
+    for shift in (0, 2):
+        rollout = rollout_of([0.1] * 2, [5, 4], advantages, ids=ids)
+        ConflictMasking(shift=shift).on_before_loss(fake_trainer(), FakeModule(), rollout)
+        weights[shift] = rollout.token_weights.tolist()
+    assert weights[0] == [[1, 1, 1, 1, 2], [1, 1, 1, 0, 1]]
+    assert weights[2] == [[1, 2, 1, 1, 2], [1, 0, 1, 0, 1]]
+
+
+def test_without_a_shift_the_result_is_that_of_the_default():
+    default, zero = random_rollout(2), random_rollout(2)
+    ConflictMasking().on_before_loss(fake_trainer(), FakeModule(), default)
+    ConflictMasking(shift=0).on_before_loss(fake_trainer(), FakeModule(), zero)
+    assert ConflictMasking().shift == 0
+    assert torch.equal(default.token_weights, zero.token_weights)
 
 
 def test_the_slot_is_multiplied_not_overwritten():
@@ -114,6 +139,9 @@ def test_advantages_are_needed():
         ({"negative": float("nan")}, "negative: nan"),
         ({"negative": "0"}, "negative: '0'"),
         ({"negative": True}, "negative: True"),
+        ({"shift": -1}, "shift: -1; valid: an integer >= 0"),
+        ({"shift": 1.5}, "shift: 1.5"),
+        ({"shift": True}, "shift: True"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, named):

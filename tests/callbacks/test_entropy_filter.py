@@ -170,6 +170,113 @@ def test_keep_at_least_counts_as_the_decimal_is_written(hundredths):  # 0.29 * 1
     assert sum(kept(part, [0.9] * 100)[0]) == hundredths
 
 
+def test_adaptive_drops_what_lies_above_the_share_of_the_last_steps():
+    part = EntropyFilter(adaptive=0.75, window=2)
+    weights, logged = kept(part, [0.1, 0.2, 0.3, 5.0])
+    assert weights == [1, 1, 1, 1]  # nothing was seen before
+    assert "gtpo/entropy_threshold" not in logged
+    expected = [
+        ([0.3, 0.31, 0.1, 0.0], [1, 0, 1, 1], 0.3),  # third of the four of step 0
+        ([0.30, 0.31, 0.32, 0.0], [1, 0, 0, 1], 0.3),  # sixth of 0 .1 .1 .2 .3 .3 .31 5
+        ([0.3, 0.32, 9.0, 0.1], [1, 0, 0, 1], 0.31),  # step 0 has left: sixth of 0 0 .1 .3 .3 .31 .31 .32
+    ]
+    for step, (entropies, weights, threshold) in enumerate(expected, start=1):
+        result, logged = kept(part, entropies, step=step)
+        assert result == weights
+        assert logged["gtpo/entropy_threshold"] == pytest.approx(threshold, abs=1e-6)
+        assert logged["gtpo/entropy_filtered_frac"] == weights.count(0) / 4
+
+
+@pytest.mark.parametrize("initial", [None, 0.1, 5.0])
+def test_adaptive_is_armed_whatever_the_start(initial):
+    part = EntropyFilter(adaptive=0.5, initial_entropy=initial)
+    _, logged = kept(part, [1.8, 2.0, 2.2, 2.4])
+    assert logged["gtpo/entropy_init"] == pytest.approx(initial or 2.1, abs=1e-6)
+    assert kept(part, [1.9, 2.0, 2.1, 0.1], step=1)[0] == [1, 1, 0, 1]
+
+
+def by_definition(history, entropies, share, window):
+    """δ of a step from the lists of the steps before; an independent count, in steps that are multiples of 1/8."""
+    seen = [x for values in history[-window:] for x in values]
+    allowed = [x for x in seen if sum(y <= x for y in seen) >= share * len(seen)]
+    return [float(x <= min(allowed)) if allowed else 1.0 for x in entropies]
+
+
+@pytest.mark.filterwarnings("ignore:EntropyFilter")
+@pytest.mark.parametrize(("share", "window"), [(0.5, 1), (0.75, 3), (1.0, 2)])
+@pytest.mark.parametrize("sizes", [[6], [1, 5], [2, 2, 2]])
+def test_adaptive_is_that_of_the_definition_for_any_split_into_micro_batches(share, window, sizes):
+    part, history = EntropyFilter(adaptive=share, window=window), []
+    generator = torch.Generator().manual_seed(1)
+    for step in range(8):
+        entropies = (torch.randint(20, (6,), generator=generator) / 8).tolist()
+        weights, start = [], 0
+        for size in sizes:
+            weights += kept(part, entropies[start : start + size], step=step)[0]
+            start += size
+        assert weights == by_definition(history, entropies, share, window)
+        history.append(entropies)
+
+
+def test_adaptive_counts_dropped_rows_and_lets_a_policy_that_climbed_go_on():
+    part, steps = EntropyFilter(adaptive=0.75, window=4), []
+    for step in range(4):
+        kept(part, [0.1] * 4, step=step)
+    (text,) = warnings_of(lambda: steps.extend(kept(part, [0.9] * 4, step=4 + step)[0] for step in range(4)))
+    assert "0.1000 nats" in text
+    # a quarter of the window is from after the climb, then a half
+    assert steps == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
+    assert part.all_filtered_steps == 2
+
+
+@pytest.mark.filterwarnings("ignore:EntropyFilter")
+def test_adaptive_leaves_empty_rows_and_what_is_not_finite_out():
+    part = EntropyFilter(adaptive=1.0)
+    kept(part, [0.4, 9.0, NAN, math.inf], [2, 0, 1, 1])
+    _, logged = kept(part, [0.1], step=1)
+    assert logged["gtpo/entropy_threshold"] == pytest.approx(0.4, abs=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:EntropyFilter")
+def test_adaptive_keeps_at_least():
+    part = EntropyFilter(adaptive=0.5, keep_at_least=0.5)
+    kept(part, [0.1, 0.1, 0.1, 0.1])
+    assert kept(part, [0.9, 0.4, 0.5, 0.8], step=1)[0] == [0, 1, 1, 0]
+    assert kept(part, [0.1, 0.0, 0.1, 0.8], step=1)[0] == [1, 1, 1, 0]
+
+
+def test_adaptive_saved_resumed_and_continued_equals_uninterrupted():
+    settings = {"adaptive": 0.75, "window": 2}
+    steps = [[0.1, 0.5, 0.3], [0.2, 0.6, 0.1], [0.7, 0.3, 0.2], [0.4, 0.5, 0.8], [0.3, 0.5, 0.6]]
+    whole = EntropyFilter(**settings)
+    expected = [kept(whole, values, step=step) for step, values in enumerate(steps)]
+    for stop in range(1, 5):
+        first, second = EntropyFilter(**settings), EntropyFilter(**settings)
+        results = [kept(first, values, step=step) for step, values in enumerate(steps[:stop])]
+        buffer = io.BytesIO()
+        torch.save(first.state_dict(), buffer)
+        buffer.seek(0)
+        second.load_state_dict(torch.load(buffer, weights_only=True))
+        results += [kept(second, values, step=step) for step, values in enumerate(steps) if step >= stop]
+        assert results == expected
+        assert second.state_dict() == whole.state_dict()
+    assert {0.0, 1.0} == {weight for weights, _ in expected for weight in weights}
+
+
+def test_adaptive_and_fixed_take_each_others_checkpoints():
+    fixed, adaptive = EntropyFilter(), EntropyFilter(adaptive=0.5)
+    for part in (fixed, adaptive):
+        kept(part, [0.2, 0.4])
+    fixed_state, adaptive_state = fixed.state_dict(), adaptive.state_dict()
+    assert set(fixed_state) == {"initial_entropy", "all_filtered_steps"}
+    fixed.load_state_dict(adaptive_state)
+    assert kept(fixed, [0.69, 0.7], step=1)[0] == [1, 0]
+    fresh = EntropyFilter(adaptive=0.5)
+    fresh.load_state_dict(fixed_state)
+    assert kept(fresh, [0.3, 5.0], step=1)[0] == [1, 1]
+    assert kept(fresh, [0.3, 5.0], step=2)[0] == [1, 0]
+
+
 def test_the_slot_is_multiplied_and_no_gradient_gets_into_it():
     rollout = rollout_of([0.9, 0.2, 0.3])
     rollout.entropies.requires_grad_()
@@ -203,6 +310,13 @@ def test_entropies_are_needed():
         ({"keep_at_least": 1.5}, "keep_at_least: 1.5.*<= 1"),
         ({"keep_at_least": -0.5}, "keep_at_least: -0.5"),
         ({"keep_at_least": None}, "keep_at_least: None"),
+        ({"adaptive": 0}, "adaptive: 0; valid: a number > 0 and <= 1"),
+        ({"adaptive": 1.1}, "adaptive: 1.1"),
+        ({"adaptive": NAN}, "adaptive: nan"),
+        ({"adaptive": True}, "adaptive: True"),
+        ({"adaptive": 0.9, "threshold": 0.5}, "threshold: 0.5 with adaptive=0.9 has no effect; valid: ln 2"),
+        ({"window": 0}, "window: 0; valid: an integer >= 1"),
+        ({"window": 2.0}, "window: 2.0"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, named):

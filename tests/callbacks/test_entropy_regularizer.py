@@ -150,6 +150,42 @@ def test_differentiable_on_detached_entropies_says_once_that_it_has_no_effect():
         assert warnings_of(lambda: EntropyRegularizer(differentiable=True).on_after_loss(*call)) == []
 
 
+@pytest.mark.parametrize(("step", "share"), [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0), (5, 1.0), (1000, 1.0)])
+@pytest.mark.parametrize("baseline", ["none", "group"])
+def test_warm_up_grows_linearly_with_the_optimizer_steps(step, share, baseline):
+    rollout, module = random_rollout(0), FakeModule()
+    part = EntropyRegularizer(0.3, baseline, warmup_steps=4)
+    part.on_before_loss(fake_trainer(step), module, rollout)
+    expected = torch.tensor(shifts_by_loops(rollout, 0.3 * share, baseline))
+    assert torch.allclose(rollout.advantage_shift, expected, atol=1e-6, rtol=0)
+    assert module.logged["gtpo/gamma"] == pytest.approx(0.3 * share, abs=1e-12)
+
+
+def test_warm_up_of_the_differentiable_term():
+    for step, share in ((0, 0.0), (1, 0.1), (10, 1.0), (11, 1.0)):
+        rollout, module, losses = rollout_of([1.0, 2.0]), FakeModule(), {}
+        rollout.entropies.requires_grad_()
+        part = EntropyRegularizer(0.2, differentiable=True, warmup_steps=10)
+        part.on_before_loss(fake_trainer(step), module, rollout)
+        part.on_after_loss(fake_trainer(step), module, rollout, losses)
+        assert float(losses["entropy"].detach()) == pytest.approx(0.2 * share * 1.5, abs=1e-7)
+        losses["entropy"].backward()
+        assert rollout.entropies.grad[:, 0].tolist() == pytest.approx([0.2 * share / 4] * 2, abs=1e-8)
+        assert module.logged["gtpo/gamma"] == pytest.approx(0.2 * share, abs=1e-12)
+
+
+def test_after_the_warm_up_and_without_one_the_shift_is_bit_identical():
+    shifts = []
+    for part, step in ((EntropyRegularizer(0.1), 0), (EntropyRegularizer(0.1, warmup_steps=7), 7)):
+        rollout, module = random_rollout(1), FakeModule()
+        part.on_before_loss(fake_trainer(step), module, rollout)
+        shifts.append(rollout.advantage_shift)
+    assert torch.equal(*shifts)
+    module = FakeModule()
+    EntropyRegularizer(0.1).on_before_loss(fake_trainer(), module, random_rollout(1))
+    assert module.logged == {}
+
+
 def test_setup_asks_for_entropies_with_gradient_only_where_they_are_needed():
     asked, plain = FakeModule(), FakeModule()
     EntropyRegularizer(differentiable=True).setup(fake_trainer(), asked, "fit")
@@ -175,6 +211,9 @@ def test_no_losses_are_added_in_the_papers_form():
         ({"gamma": "0.1"}, "gamma: '0.1'"),
         ({"baseline": "batch"}, "baseline: 'batch'.*'none', 'group'"),
         ({"baseline": "group", "differentiable": True}, "baseline: 'group'.*differentiable"),
+        ({"warmup_steps": -1}, "warmup_steps: -1; valid: an integer >= 0"),
+        ({"warmup_steps": 0.1}, "warmup_steps: 0.1"),
+        ({"warmup_steps": True}, "warmup_steps: True"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, named):

@@ -77,6 +77,41 @@ def test_e_08_two_steps_resume_two_steps_equals_four(tmp_path, regularizer):
     assert [json.loads(line)["step"] for line in written[0].splitlines()] == [0, 2]
 
 
+def optional_parts():
+    delta = EntropyFilter(adaptive=0.75, window=2)
+    return [ConflictMasking(shift=1), delta, EntropyRegularizer(0.3, warmup_steps=3)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_e_08_with_the_options_on_resumed_equals_uninterrupted(tmp_path, stop, accumulate):
+    settings = {"accumulate_grad_batches": accumulate, "scales": [1.0, 0.4, 1.3, 0.7]}
+    whole_parts, resumed = optional_parts(), optional_parts()
+    whole_trainer, whole = fit(tmp_path, 4, whole_parts, **settings)
+    trainer, _ = fit(tmp_path, stop, optional_parts(), **settings)
+    trainer.save_checkpoint(tmp_path / "stop.ckpt")
+    resumed_trainer, module = fit(tmp_path, 4, resumed, ckpt_path=tmp_path / "stop.ckpt", **settings)
+    assert torch.equal(whole.logits, module.logits)
+    assert whole_parts[1].state_dict() == resumed[1].state_dict()
+    for name in ("gtpo/gamma", "gtpo/entropy_threshold"):
+        assert whole_trainer.callback_metrics[name] == resumed_trainer.callback_metrics[name]
+    assert float(whole_trainer.callback_metrics["gtpo/gamma"]) == pytest.approx(0.3, abs=1e-7)  # of step 3
+    assert any((weights == 0).all(1).any() for weights in whole.weights)  # a row was dropped
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_warm_up_counts_optimizer_steps_not_micro_batches(tmp_path):
+    seen = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            seen.append(round(float(trainer.callback_metrics["gtpo/gamma"]), 6))
+
+    fit(tmp_path, 3, [EntropyRegularizer(0.3, warmup_steps=2), Watch()], accumulate_grad_batches=2)
+    assert seen == [0.0, 0.0, 0.15, 0.15, 0.3, 0.3]
+
+
 def entropy(logits):
     return torch.distributions.Categorical(logits=logits.detach()).entropy()
 

@@ -17,15 +17,29 @@ PARTS = {
 }
 
 
-def run(names, seed=3, update=lambda rollout: None):
-    rollout, module, losses = random_rollout(seed), FakeModule(), {}
-    rollout.entropies.requires_grad_()
-    update(rollout)
-    parts = [PARTS[name]() for name in names]
-    for part in parts:
-        part.on_before_loss(fake_trainer(), module, rollout)
-    for part in parts:
-        part.on_after_loss(fake_trainer(), module, rollout, losses)
+# every option beyond the paper; one form of the regularizer at a time, since each logs its own γ
+OPTIONS = {
+    "conflict_masking": lambda: ConflictMasking(shift=1),
+    "entropy_filter": lambda: EntropyFilter(adaptive=0.75, keep_at_least=0.25, window=2),
+    "entropy_regularizer": lambda: EntropyRegularizer(0.13, "group", warmup_steps=5),
+}
+DIFFERENTIABLE = {
+    **OPTIONS,
+    "entropy_regularizer": lambda: EntropyRegularizer(0.1, differentiable=True, warmup_steps=5),
+}
+
+
+def run(names, seed=3, update=lambda rollout: None, parts=PARTS, steps=1):
+    """The last of the steps, each with a rollout of its own."""
+    chosen = [parts[name]() for name in names]
+    for step in range(steps):
+        rollout, module, losses = random_rollout(seed + step), FakeModule(), {}
+        rollout.entropies.requires_grad_()
+        update(rollout)
+        for part in chosen:
+            part.on_before_loss(fake_trainer(step), module, rollout)
+        for part in chosen:
+            part.on_after_loss(fake_trainer(step), module, rollout, losses)
     return rollout, module.logged, losses
 
 
@@ -38,6 +52,52 @@ def test_every_order_gives_bit_identical_slots_logs_and_terms(order):
     assert logged == other_logged
     assert torch.equal(losses["entropy"], other_losses["entropy"])
     assert losses.keys() == other_losses.keys() == {"entropy"}
+
+
+@pytest.mark.parametrize("parts", [OPTIONS, DIFFERENTIABLE], ids=["shift", "differentiable"])
+@pytest.mark.parametrize("order", list(permutations(OPTIONS)))
+def test_every_order_is_bit_identical_with_the_options_on(order, parts):
+    rollout, logged, losses = run(OPTIONS, parts=parts, steps=4)
+    other_rollout, other_logged, other_losses = run(order, parts=parts, steps=4)
+    for slot in ("token_weights", "sequence_weights", "advantage_shift"):
+        assert torch.equal(getattr(rollout, slot), getattr(other_rollout, slot))
+    assert logged == other_logged
+    assert losses.keys() == other_losses.keys()
+    assert all(torch.equal(losses[name], other_losses[name]) for name in losses)
+    assert {"gtpo/entropy_threshold", "gtpo/gamma"} <= logged.keys()
+    assert len(rollout.token_weights.unique()) == 3
+    assert set(rollout.sequence_weights.tolist()) == {0.0, 1.0}
+    assert (rollout.advantage_shift != 0).any() == (parts is OPTIONS)
+    assert bool(losses) == (parts is DIFFERENTIABLE)
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_a_part_with_its_options_changes_its_own_slot_only(name):
+    rollout, _, losses = run([name], parts=OPTIONS, steps=2)
+    plain, _, _ = run([], parts=OPTIONS, steps=2)
+    slots = ("token_weights", "sequence_weights", "advantage_shift")
+    own = dict(zip(OPTIONS, slots, strict=True))[name]
+    for slot in slots:
+        assert torch.equal(getattr(rollout, slot), getattr(plain, slot)) == (slot != own)
+    assert losses == {}
+
+
+def test_without_options_every_part_is_that_of_the_paper_bit_for_bit():
+    off = {
+        "conflict_masking": lambda: ConflictMasking("edges", 2.0, 0.0, 0),
+        "entropy_filter": lambda: EntropyFilter(initial_entropy=0.2, adaptive=None, window=3),
+        "entropy_regularizer": lambda: EntropyRegularizer(0.1, "none", False, 0),
+    }
+    paper = {
+        "conflict_masking": ConflictMasking,
+        "entropy_filter": lambda: EntropyFilter(initial_entropy=0.2),
+        "entropy_regularizer": EntropyRegularizer,
+    }
+    (rollout, logged, _), (expected, expected_logged, _) = (run(off, parts=p, steps=3) for p in (off, paper))
+    for slot in ("token_weights", "sequence_weights", "advantage_shift"):
+        assert torch.equal(getattr(rollout, slot), getattr(expected, slot))
+    assert logged == expected_logged
+    assert not {"gtpo/entropy_threshold", "gtpo/gamma"} & logged.keys()
 
 
 def test_the_orders_above_compare_something():
@@ -97,6 +157,10 @@ def test_everything_dropped_has_weights_of_exactly_zero():  # A-06
     ("cls", "given", "refused"),
     [
         (ConflictMasking, ["--part.scope=suffix", "--part.positive=3"], "--part.scope=middle"),
+        (ConflictMasking, ["--part.shift=4"], "--part.shift=0.5"),
+        (EntropyFilter, ["--part.adaptive=0.9", "--part.window=4"], "--part.window=often"),
+        (EntropyFilter, ["--part.adaptive=null"], "--part.adaptive=median"),
+        (EntropyRegularizer, ["--part.warmup_steps=100"], "--part.warmup_steps=0.1"),
         (EntropyFilter, ["--part.initial_entropy=null", "--part.threshold=1e-1"], "--part.initial_entropy=high"),
         (EntropyRegularizer, ["--part.baseline=group", "--part.gamma=1e-2"], "--part.baseline=batch"),
     ],
@@ -106,7 +170,7 @@ def test_parts_build_from_the_command_line_and_their_help_is_the_docstring(cls, 
     parser.add_class_arguments(cls, "part")
     part = parser.instantiate_classes(parser.parse_args(given)).part
     assert isinstance(part, cls)
-    first = given[0].split(".")[1].split("=")
+    first = given[0].split(".", 1)[1].split("=")
     assert str(getattr(part, first[0])) == first[1].replace("null", "None")
     text = parser.format_help()
     assert "Default " in text

@@ -21,13 +21,15 @@ SCENARIOS = {
     "both empty": [(EMPTY, EMPTY), (PLAIN, SHORT)],
     "all filtered on one": [(PLAIN, PLAIN), (HIGH, PLAIN)],
     "all filtered": [(PLAIN, PLAIN), (HIGH, HIGH)],
+    "adaptive": [(PLAIN, SHORT), (PLAIN, PLAIN), (EMPTY, PLAIN), (HIGH, EMPTY)],
 }
 
 
 def run_scenarios(rank):
     strategy, results = DDPStrategy(), {}
     for name, steps in SCENARIOS.items():
-        parts = [ConflictMasking(), EntropyFilter(), EntropyRegularizer(gamma=0.1)]
+        delta = EntropyFilter(adaptive=0.75, window=2) if name == "adaptive" else EntropyFilter()
+        parts = [ConflictMasking(), delta, EntropyRegularizer(gamma=0.1)]
         results[name] = {"logged": [], "weights": []}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -95,3 +97,17 @@ def test_a_rank_of_dropped_rows_is_no_step_of_dropped_rows(ranks):
     assert ranks[1]["all filtered on one"]["weights"][1] == [1, 1, 1]
     assert not any("every completion" in text for text in ranks[0]["all filtered on one"]["warnings"])
     assert sum("every completion" in text for text in ranks[0]["all filtered"]["warnings"]) == 1
+
+
+def test_an_adaptive_threshold_is_that_of_all_rows_of_both_ranks(ranks):
+    logged = [step.get("gtpo/entropy_threshold") for step in ranks[0]["adaptive"]["logged"]]
+    assert logged == [
+        None,
+        pytest.approx(0.6, abs=1e-6),  # third of 0.2 0.4 0.6 1.4, of which rank 1 has the last
+        pytest.approx(0.6, abs=1e-6),  # eighth of 0.2 0.2 0.2 0.4 0.4 0.4 0.6 0.6 0.6 1.4
+        pytest.approx(0.6, abs=1e-6),  # seventh of three times 0.2 0.4 0.6
+    ]
+    assert [rank["adaptive"]["weights"][3] for rank in ranks] == [[0, 0], [1, 1]]
+    recent = ranks[1]["adaptive"]["state"]["recent"]
+    assert [len(values) for values in recent["steps"]] == [6, 3]
+    assert recent["own"] == pytest.approx([0.9, 0.8], abs=1e-6)

@@ -2,6 +2,7 @@
 
 import random
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,22 +13,27 @@ from gtpo_lightning.functional import conflict_mask, conflict_weights
 SCOPES = ["edges", "prefix", "suffix", "position"]
 
 
-def reference(completions, advantages, groups, scope):
+def reference(completions, advantages, groups, scope, shift=0):
     """Marks by definition; completions are lists without padding."""
 
     def clashes(row, place, rows):
         token = rows[row][place]
         signs = set()
         for other, tokens in enumerate(rows):
-            if groups[other] == groups[row] and place < len(tokens) and tokens[place] == token:
+            if groups[other] == groups[row] and token in tokens[max(0, place - shift) : place + shift + 1]:
                 signs.add((advantages[other] > 0) - (advantages[other] < 0))
         return {1, -1} <= signs
 
     def run(row, rows):
-        length = 0
-        while length < len(rows[row]) and clashes(row, length, rows):
-            length += 1
-        return length
+        places, missed = [], 0
+        for place in range(len(rows[row])):
+            if clashes(row, place, rows):
+                places.append(place)
+            else:
+                missed += 1
+            if missed > shift:
+                break
+        return places
 
     backwards = [tokens[::-1] for tokens in completions]
     marks = []
@@ -37,10 +43,10 @@ def reference(completions, advantages, groups, scope):
             if scope == "position":
                 mark = [clashes(row, place, completions) for place in range(len(tokens))]
             if scope in ("edges", "prefix"):
-                for place in range(run(row, completions)):
+                for place in run(row, completions):
                     mark[place] = True
             if scope in ("edges", "suffix"):
-                for place in range(run(row, backwards)):
+                for place in run(row, backwards):
                     mark[len(tokens) - 1 - place] = True
         marks.append(mark)
     return marks
@@ -54,11 +60,11 @@ def padded(completions, length, filler):
     return torch.tensor(ids, dtype=torch.long).reshape(size), torch.tensor(mask).reshape(size)
 
 
-def mark(completions, advantages, groups=None, scope="edges"):
+def mark(completions, advantages, groups=None, scope="edges", **more):
     length = max(map(len, completions))
     ids, mask = padded(completions, length, lambda: 0)
     groups = torch.zeros(len(completions), dtype=torch.long) if groups is None else torch.tensor(groups)
-    return conflict_mask(ids, mask, torch.tensor(advantages), groups, scope=scope).int().tolist()
+    return conflict_mask(ids, mask, torch.tensor(advantages), groups, scope=scope, **more).int().tolist()
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -73,14 +79,49 @@ def test_equals_the_double_loop(seed, scope):
     advantages = [rng.choice([-1.5, -0.2, 0.0, 0.3, 2.0]) for _ in range(rows)]
     ids, mask = padded(completions, length, lambda: rng.choice(vocabulary))
     dtype = rng.choice([torch.bool, torch.int64, torch.float32])
-    result = conflict_mask(
-        ids, mask.to(dtype), torch.tensor(advantages), torch.tensor(groups, dtype=torch.long), scope=scope
-    )
-    expected = torch.zeros(rows, length, dtype=torch.bool)
-    for row, marks in enumerate(reference(completions, advantages, groups, scope)):
-        expected[row, : len(marks)] = torch.tensor(marks, dtype=torch.bool)
-    assert result.dtype == torch.bool
-    assert torch.equal(result, expected)
+    arguments = ids, mask.to(dtype), torch.tensor(advantages), torch.tensor(groups, dtype=torch.long)
+    for shift in (0, 1, 2, 5, 2**70):
+        result = conflict_mask(*arguments, scope=scope, shift=shift)
+        expected = torch.zeros(rows, length, dtype=torch.bool)
+        for row, marks in enumerate(reference(completions, advantages, groups, scope, shift)):
+            expected[row, : len(marks)] = torch.tensor(marks, dtype=torch.bool)
+        assert result.dtype == torch.bool
+        assert torch.equal(result, expected)
+
+
+def test_a_shift_finds_the_shared_end_behind_answers_of_another_length():
+    # 1 text, 3 and 4 the tags of the answer, 2 the end; the answers have two tokens and one
+    completions = [[1, 8, 3, 5, 6, 4, 2], [1, 9, 3, 7, 4, 2]]
+    marks = [mark(completions, [1.0, -1.0], scope="suffix", shift=shift) for shift in (0, 1, 2)]
+    assert marks[0] == [[0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 0]]
+    # one step over 7 reaches the tag in the short row, the long row has to step over two tokens
+    assert marks[1] == [[0, 0, 0, 0, 0, 1, 1], [0, 0, 1, 0, 1, 1, 0]]
+    assert marks[2] == [[0, 0, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 1, 0]]
+
+
+def test_a_run_steps_over_as_many_tokens_in_all_not_in_a_row():
+    completions = [[1, 8, 2, 8, 3, 8, 4], [1, 9, 2, 9, 3, 9, 4]]
+    for shift, expected in enumerate([[1, 0, 0, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0, 0], [1, 0, 1, 0, 1, 0, 0]]):
+        assert mark(completions, [1.0, -1.0], scope="prefix", shift=shift) == [expected] * 2
+
+
+def test_a_shift_reaches_exactly_so_far_and_not_into_another_token_or_group():
+    completions = [[5, 6, 7, 8], [1, 2, 3, 5]]
+    for shift, found in ((2, 0), (3, 1)):
+        marks = mark(completions, [1.0, -1.0], scope="position", shift=shift)
+        assert marks == [[found, 0, 0, 0], [0, 0, 0, found]]
+        assert mark(completions, [1.0, -1.0], [0, 1], scope="position", shift=shift) == [[0] * 4] * 2
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_larger_shift_never_marks_less(scope):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(12, (24, 20), generator=generator)
+    advantages = torch.tensor([1.0, -1.0, 0.0]).repeat(8)
+    masks = [conflict_mask(ids, ids < 99, advantages, torch.arange(24) // 12, scope=scope, shift=k) for k in range(22)]
+    assert torch.equal(masks[0], conflict_mask(ids, ids < 99, advantages, torch.arange(24) // 12, scope=scope))
+    assert all(bool((less <= more).all()) for less, more in pairwise(masks))
+    assert int(masks[0].sum()) < int(masks[2].sum()) < int(masks[21].sum())
 
 
 def test_partners_may_change_along_a_run():
@@ -161,15 +202,16 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize("shift", [0, 64])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_g14_no_table_of_vocabulary_and_positions(scope):
+def test_g14_no_table_of_vocabulary_and_positions(scope, shift):
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(151_936, (8, 5_000), generator=generator)
     ids[:, :100] = ids[:1, :100]
     ids[0, 0], ids[1, 1] = 0, 151_935
     advantages = torch.tensor([1.0, -1.0] * 4)
     with Largest() as largest:
-        conflict_mask(ids, torch.ones_like(ids), advantages, torch.zeros(8, dtype=torch.long), scope=scope)
+        conflict_mask(ids, torch.ones_like(ids), advantages, torch.zeros(8, dtype=torch.long), scope=scope, shift=shift)
     assert largest.bytes <= 2 * ids.numel() * 8
 
 
@@ -188,6 +230,9 @@ def test_wrong_arguments_are_named():
     ids, row = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, dtype=torch.long)
     with pytest.raises(ValueError, match=r"scope: 'both'.*edges.*prefix.*suffix.*position"):
         conflict_mask(ids, ids, row, row, scope="both")
+    for shift in (-1, 1.0, True, None):
+        with pytest.raises(ValueError, match=rf"shift: {shift}; valid: an integer >= 0"):
+            conflict_mask(ids, ids, row, row, shift=shift)
     with pytest.raises(ValueError, match="completion_mask"):
         conflict_mask(ids, ids[:, :2], row, row)
     with pytest.raises(ValueError, match="advantages"):

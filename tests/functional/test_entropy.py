@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gtpo_lightning.functional import entropy_from_logits, entropy_keep_mask, mean_entropy
+from gtpo_lightning.functional import entropy_from_logits, entropy_keep_mask, entropy_threshold, mean_entropy
+from gtpo_lightning.functional.recent import RecentThreshold
 
 INF, NAN = float("inf"), float("nan")
 
@@ -71,6 +72,66 @@ class TestKeepMask:
     def test_dtypes(self, dtype, expected):
         assert entropy_keep_mask(torch.zeros(2, dtype=dtype), initial_entropy=0.0).dtype == expected
         assert entropy_keep_mask(torch.zeros(0, dtype=dtype), initial_entropy=0.0).shape == (0,)
+
+
+class TestThreshold:
+    @pytest.mark.parametrize("hundredths", [1, 7, 29, 50, 55, 56, 90, 99, 100])
+    @pytest.mark.parametrize("count", [1, 2, 7, 100])
+    def test_is_the_first_value_that_enough_do_not_exceed(self, hundredths, count):
+        values = torch.randint(20, (count,), generator=torch.Generator().manual_seed(count)).double() / 8
+        enough = [x for x in values.tolist() if 100 * sum(y <= x for y in values.tolist()) >= hundredths * count]
+        assert entropy_threshold(values, hundredths / 100) == min(enough)
+
+    @pytest.mark.parametrize(("quantile", "above"), [(0.9, 1), (0.55, 4), (0.5, 5), (0.01, 9), (1, 0)])
+    def test_at_most_the_other_share_lies_above(self, quantile, above):
+        values = torch.arange(10.0)
+        assert int((values > entropy_threshold(values, quantile)).sum()) == above
+
+    def test_the_share_is_the_decimal_it_is_written_as(self):
+        values = torch.arange(100.0)
+        assert [entropy_threshold(values, k / 100) for k in range(1, 101)] == values.tolist()
+
+    def test_equal_values_have_none_above(self):
+        assert entropy_threshold(torch.full((8,), 0.3, dtype=torch.float64), 0.5) == 0.3
+
+    def test_wrong_arguments_are_named(self):
+        for quantile in (0, 1.5, NAN):
+            with pytest.raises(ValueError, match=f"quantile: {quantile}"):
+                entropy_threshold(torch.ones(2), quantile)
+        for values in (torch.ones(0), torch.ones(2, 2)):
+            with pytest.raises(ValueError, match="mean_entropies: shape"):
+                entropy_threshold(values, 0.5)
+
+
+class TestRecent:
+    def test_a_step_sees_the_steps_before_it_within_the_window(self):
+        recent, seen = RecentThreshold(0.75, window=3), []
+        generator = torch.Generator().manual_seed(3)
+        for step in range(12):
+            sizes = torch.randint(0, 4, (3,), generator=generator).tolist()  # three micro-batches, some empty
+            micro_batches = [torch.rand(size, generator=generator).tolist() for size in sizes]
+            every = sorted(value for values in [v for v in seen if v][-3:] for value in values)
+            expected = every[math.ceil(0.75 * len(every)) - 1] if every else None
+            assert [recent.update(step, values) for values in micro_batches] == [expected] * 3
+            seen.append([value for values in micro_batches for value in values])
+
+    def test_steps_without_values_take_no_place(self):
+        recent = RecentThreshold(1.0, window=1)
+        assert [recent.update(step, values) for step, values in enumerate([[0.4], [], [], [0.1], [0.2]])] == [
+            None, 0.4, 0.4, 0.4, 0.1,
+        ]  # fmt: skip
+
+    def test_a_state_goes_on_and_is_cut_to_the_window(self):
+        first, second, shorter = RecentThreshold(1.0, 3), RecentThreshold(1.0, 3), RecentThreshold(1.0, 1)
+        for step, value in enumerate([0.9, 0.5, 0.2, 0.3]):
+            first.update(step, [value])
+        state = first.state_dict()
+        first.update(3, [0.4])  # a state is no view of what goes on
+        for other in (second, shorter):
+            other.load_state_dict(state)
+        assert (second.update(3, [0.4]), shorter.update(3, [0.4])) == (0.9, 0.2)
+        assert second.state_dict() == first.state_dict()
+        assert [other.update(4, []) for other in (first, second, shorter)] == [0.5, 0.5, 0.4]
 
 
 class TestFromLogits:
