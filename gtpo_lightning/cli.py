@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
+from contextlib import redirect_stderr
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -19,15 +21,25 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 # Loaded for their names: `--data Arithmetic` finds only classes that are imported.
 from gtpo_lightning import datamodules  # noqa: F401
-from gtpo_lightning.callbacks import CompletionLog, ConflictMasking, EntropyFilter, EntropyRegularizer, Evaluator
+from gtpo_lightning.callbacks import (
+    CompletionLog,
+    ConflictMasking,
+    EntropyCollapse,
+    EntropyFilter,
+    EntropyRegularizer,
+    Evaluator,
+    KLPenalty,
+)
 from gtpo_lightning.policy_module import PolicyModule
 
-__all__ = ["GTPOCLI", "PARTS", "main", "run"]
+__all__ = ["GTPOCLI", "PARTS", "check", "main", "run"]
 
 PARTS: dict[str, type[pl.Callback]] = {
     "conflict_masking": ConflictMasking,
     "entropy_filter": EntropyFilter,
     "entropy_regularizer": EntropyRegularizer,
+    "kl_penalty": KLPenalty,
+    "entropy_collapse": EntropyCollapse,
     "evaluator": Evaluator,
     "completion_log": CompletionLog,
 }
@@ -158,29 +170,85 @@ def import_object(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def main(args: list[str] | None = None) -> GTPOCLI:
+class _Parser(GTPOCLI):
+    """Parses and checks a command line; builds nothing and runs nothing."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses once; what was given matters to a run only."""
+        parse: Any = parser.parse_args
+        self.config = self._given = parse(args)
+
+    def _set_seed(self) -> None:
+        pass
+
+    def instantiate_classes(self) -> None:
+        """Builds nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def main(args: list[str] | None = None) -> GTPOCLI | None:
     """Runs the command line.
 
     Args:
         args: Arguments; None takes those of the process.
 
     Returns:
-        The command line after its run, with `trainer`, `model` and `datamodule`.
+        The command line after its run, with `trainer`, `model` and `datamodule`; None after `ablate` and `report`,
+        which run and read whole grids and end the process where they fail.
     """
+    words = sys.argv[1:] if args is None else args
+    if words[:1] in (["ablate"], ["report"]):
+        _run_tool(*words)
+        return None
     _show_log()
     # A tokenizer's own threads deadlock after a fork, and the loaders here need none.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if os.getcwd() not in sys.path:  # reward functions and data modules of the user's own
-        sys.path.append(os.getcwd())
-    return GTPOCLI(
+    _see_current_folder()
+    return _parse(GTPOCLI, args)
+
+
+def check(args: list[str]) -> None:
+    """Parses a command line and runs nothing.
+
+    Raises:
+        ValueError: With the parser's own words, where the command line would be refused.
+    """
+    said = io.StringIO()
+    _see_current_folder()
+    try:
+        with redirect_stderr(said):
+            _parse(_Parser, args)
+    except SystemExit as error:
+        raise ValueError(said.getvalue().rpartition("error: ")[2].strip()) from error
+
+
+def _parse(kind: type[GTPOCLI], args: list[str] | None) -> GTPOCLI:
+    return kind(
         PolicyModule,
         pl.LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
+        parser_kwargs={"epilog": "Also: ablate runs a grid of runs, report shows runs on a page; both have --help."},
         args=args,
     )
+
+
+def _run_tool(name: str, *args: str) -> None:
+    """Runs `ablate` or `report`; a failure ends the process with its exit code."""
+    tool: Any = import_module("gtpo_lightning.ablation" if name == "ablate" else "gtpo_lightning.report")
+    code = tool.main(list(args), check) if name == "ablate" else tool.main(list(args))
+    if code:
+        raise SystemExit(code)
+
+
+def _see_current_folder() -> None:
+    """Finds reward functions and data modules of the user's own."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _show_log() -> None:

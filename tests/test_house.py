@@ -282,7 +282,7 @@ def packaged():
     """What has to be in a wheel: every source of the package, through the links."""
     names = {f"gtpo_lightning/{path.relative_to(ROOT / 'gtpo_lightning')}" for path in CORE}
     names |= {f"gtpo_lightning/{source_id(path)}" for path in SOURCES if path not in CORE}
-    return {*names, "gtpo_lightning/py.typed"}
+    return {*names, "gtpo_lightning/py.typed", "gtpo_lightning/report/page.html.jinja"}
 
 
 def test_pyproject_lists_every_package():

@@ -14,7 +14,9 @@ from gtpo_lightning.cli import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [shlex.split(line)[2:] for line in re.findall(r"^python main\.py .*$", README, re.MULTILINE)]
+EVERY = [shlex.split(line)[2:] for line in re.findall(r"^python main\.py .*$", README, re.MULTILINE)]
+COMMANDS = [words for words in EVERY if words[0] not in ("ablate", "report")]
+TOOLS = [words for words in EVERY if words[0] in ("ablate", "report")]
 SMALL = [
     *("-c", str(ROOT / "configs/models/tiny.yaml"), "-c", str(ROOT / "configs/trainer/cpu.yaml")),
     *("--trainer.precision=32-true", "--trainer.max_steps=1", "--trainer.limit_val_batches=1"),
@@ -94,6 +96,18 @@ def test_g_21_each_command_runs(command, stand_ins, tmp_path, monkeypatch, check
         assert list(Path(cli.trainer.log_dir).glob("test/results.json"))
     else:
         assert list((tmp_path / "completions").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("command", TOOLS, ids=" ".join)
+def test_g_21_each_command_about_many_runs_works(command, tmp_path, monkeypatch, capsys, checkpoint):
+    monkeypatch.chdir(ROOT)
+    if command[0] == "ablate":  # the grids themselves take hours
+        main([*command, "--list"])
+        assert "main.py fit" in capsys.readouterr().out
+    else:
+        runs = Path(checkpoint).parents[2]
+        main([*(str(runs) if word.startswith("runs/") else word for word in command), f"--output={tmp_path}/page.html"])
+        assert "<img" in (tmp_path / "page.html").read_text()
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch):
