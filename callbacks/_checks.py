@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from gtpo_lightning.rollout import Rollout
 
-__all__ = ["check_number", "require"]
+__all__ = ["check_counts", "check_number", "check_share", "require"]
 
 
 def check_number(name: str, value: object, *, high: float = math.inf) -> float:
@@ -33,6 +33,29 @@ def check_number(name: str, value: object, *, high: float = math.inf) -> float:
     if not (math.isfinite(number) and 0 <= number <= high):
         bound = f" and <= {high:g}" if high < math.inf else ""
         raise ValueError(f"{name}: {value!r}; valid: a finite number >= 0{bound}")
+    return number
+
+
+def check_counts(low: int, **counts: object) -> None:
+    """Refuses what is no integer of at least `low`.
+
+    Raises:
+        ValueError: One of `counts` is not.
+    """
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ValueError(f"{name}: {value!r}; valid: an integer >= {low}")
+
+
+def check_share(name: str, value: object, *, below_one: bool = False) -> float:
+    """Returns the argument as a float if it is above 0 and at most 1, or below it.
+
+    Raises:
+        ValueError: It is not.
+    """
+    number = check_number(name, value, high=1.0)
+    if number == 0 or (below_one and number == 1):
+        raise ValueError(f"{name}: {value!r}; valid: a number > 0 and {'<' if below_one else '<='} 1")
     return number
 
 

@@ -8,7 +8,7 @@ from gtpo_lightning.callbacks._checks import check_number
 from gtpo_lightning.functional._inputs import check_choice
 from gtpo_lightning.functional.collapse import SIGNALS, SignalTrend
 
-__all__ = ["check_counts", "check_share", "check_signals", "make_trends"]
+__all__ = ["check_signals", "make_trends"]
 
 
 def make_trends(
@@ -50,26 +50,3 @@ def check_signals(signals: list[str] | None) -> tuple[str, ...]:
     for name in signals:
         check_choice("signals", name, tuple(SIGNALS))
     return tuple(signals)
-
-
-def check_counts(low: int, **counts: object) -> None:
-    """Refuses what is no integer of at least `low`.
-
-    Raises:
-        ValueError: One of `counts` is not.
-    """
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ValueError(f"{name}: {value!r}; valid: an integer >= {low}")
-
-
-def check_share(name: str, value: object, *, below_one: bool = False) -> float:
-    """Returns the argument as a float if it is above 0 and at most 1, or below it.
-
-    Raises:
-        ValueError: It is not.
-    """
-    number = check_number(name, value, high=1.0)
-    if number == 0 or (below_one and number == 1):
-        raise ValueError(f"{name}: {value!r}; valid: a number > 0 and {'<' if below_one else '<='} 1")
-    return number

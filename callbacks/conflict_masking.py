@@ -6,8 +6,7 @@ from typing import Literal, get_args
 
 import lightning.pytorch as pl
 
-from gtpo_lightning.callbacks._checks import check_number, require
-from gtpo_lightning.callbacks._collapse_settings import check_counts
+from gtpo_lightning.callbacks._checks import check_counts, check_number, require
 from gtpo_lightning.functional import conflict_mask, conflict_weights
 from gtpo_lightning.functional._inputs import check_choice
 from gtpo_lightning.hooks import RLCallback, log_means

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from gtpo_lightning.callbacks._checks import check_number
-from gtpo_lightning.callbacks._collapse_settings import check_counts, check_share, check_signals, make_trends
+from gtpo_lightning.callbacks._checks import check_counts, check_number, check_share
+from gtpo_lightning.callbacks._collapse_settings import check_signals, make_trends
 from gtpo_lightning.callbacks._collapse_signals import measure
 from gtpo_lightning.callbacks._collapse_text import describe
 from gtpo_lightning.callbacks._good_state import GoodState, scale_learning_rate

@@ -10,8 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from gtpo_lightning.callbacks._checks import check_number, require
-from gtpo_lightning.callbacks._collapse_settings import check_counts, check_share
+from gtpo_lightning.callbacks._checks import check_counts, check_number, check_share, require
 from gtpo_lightning.distributed import gather_objects
 from gtpo_lightning.functional import entropy_keep_mask, mean_entropy
 from gtpo_lightning.functional.groups import lowest_rows

@@ -9,8 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from gtpo_lightning.callbacks._checks import check_number, require
-from gtpo_lightning.callbacks._collapse_settings import check_counts
+from gtpo_lightning.callbacks._checks import check_counts, check_number, require
 from gtpo_lightning.functional import mean_entropy
 from gtpo_lightning.functional._inputs import check_choice
 from gtpo_lightning.functional.groups import group_centered, sign_flips

@@ -32,8 +32,6 @@ from gtpo_lightning.rollout import Problem, Rollout
 
 __all__ = ["Evaluator"]
 
-_PREFIXES = {"fit": "val", "validate": "val", "test": "test"}
-
 
 class Evaluator(pl.Callback):
     """Samples answers to held-out problems with its own settings, and says how many are right.
@@ -163,30 +161,16 @@ class Evaluator(pl.Callback):
     ) -> None:
         """Judges a rollout, except in the sanity check."""
         if not trainer.sanity_checking:
-            self._judge(_dataset(trainer, "val", dataloader_idx), outputs, batch, pl_module)
+            self._judge(_dataset(trainer, _split(trainer), dataloader_idx), outputs, batch, pl_module)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Logs the scores, exact over all ranks."""
         if not trainer.sanity_checking:
-            pl_module.log_dict(self._scores(trainer, "val"), batch_size=1, sync_dist=True)
+            pl_module.log_dict(self._scores(trainer, _split(trainer)), batch_size=1, sync_dist=True)
 
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
-
-    def on_test_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Judges a rollout."""
-        self._judge(_dataset(trainer, "test", dataloader_idx), outputs, batch, pl_module)
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Logs the scores, exact over all ranks."""
-        pl_module.log_dict(self._scores(trainer, "test"), batch_size=1, sync_dist=True)
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
 
     def _judge(self, dataset: str, rollout: Rollout, batch: list[Problem], pl_module: Any) -> None:
         """Judges the problems of a batch, sampled now or earlier."""
@@ -249,12 +233,12 @@ class Evaluator(pl.Callback):
         console = Console()
         scores = {dataset: self._summary(problems) for dataset, problems in judged.items()}
         if judged or self.history:
-            console.print(self._table(trainer, pl_module, scores, _PREFIXES[run]))
+            console.print(self._table(trainer, pl_module, scores, _split(trainer)))
         if judged:
             folder = Path(place) / run
             curves = {dataset: curve(problems) for dataset, problems in judged.items()}
             write_results(folder, self._header(trainer, pl_module, run), judged, scores, curves)
-            write_curves(folder, curves, trainer.loggers, f"{_PREFIXES[run]}/curves", _step(trainer, pl_module))
+            write_curves(folder, curves, trainer.loggers, f"{_split(trainer)}/curves", _step(trainer, pl_module))
             console.print(f"Answers and curves: {folder}", soft_wrap=True)
             failures = Counter(
                 a.failure for row in judged.values() for j in row.values() for a in j.answers if a.failure
@@ -298,6 +282,11 @@ def _checked_ks(ks: Sequence[int] | None, num_samples: int) -> list[int]:
         if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= num_samples:
             raise ValueError(f"ks: {k!r} with num_samples {num_samples}; valid: integers of 1 to num_samples")
     return sorted(set(chosen))
+
+
+def _split(trainer: pl.Trainer) -> str:
+    """What is judged now, and where its scores are logged."""
+    return "test" if trainer.state.fn == "test" else "val"
 
 
 def _step(trainer: pl.Trainer, pl_module: PolicyModule) -> int:

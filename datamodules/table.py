@@ -133,7 +133,8 @@ class TableDataModule(TableReader):
         names = list(dict.fromkeys(name for config in self._configs(source) for name in self._splits(source, config)))
         if names == [""] and split != "train":
             return (
-                f"{split}: {self.name} takes {self.source!r} for training rows; valid: {split}_source for {split} rows"
+                f"{split}: {self.name} has no {split} problems, {self.source!r} holds training rows; valid: a "
+                f"{split}_source"
             )
         there = f" ({self.source!r} has {', '.join(map(repr, names))})" if names != [""] else ""
         other = "" if split == "train" else f" or a {split}_source"
