@@ -672,7 +672,7 @@ def test_hostile_text_neither_raises_nor_hangs(piece):
     ):
         is_equivalent(text, "5")
         is_equivalent(text, text + "1")
-    assert time.process_time() - start < 10.0  # quadratic: minutes
+    assert time.process_time() - start < 5.0  # quadratic: minutes
 
 
 def test_f_05_power_tower_alone_and_among_other_answers():
