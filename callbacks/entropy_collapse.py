@@ -44,8 +44,8 @@ class EntropyCollapse(RLCallback):
     windows are half full again. After `max_rollbacks`, or without a copy, it stops the run. With several updates a
     rollout it waits until the kept rollouts, which the collapsed policy sampled, are used up.
 
-    It only reads rollouts. Logs `gtpo/collapse_score`, `gtpo/collapse/{signal}` and, if it rolls back,
-    `gtpo/collapse_rollbacks`.
+    It only reads rollouts. Logs `gtpo/collapse_score`, `gtpo/collapse/{signal}`, `gtpo/format_frac` (share of sampled
+    completions in the full format) and, if it rolls back, `gtpo/collapse_rollbacks`.
 
     Args:
         action: `warn` once a collapse, `stop` the run, or `rollback`. Default `warn`.
@@ -187,6 +187,9 @@ class EntropyCollapse(RLCallback):
         if measured:  # a step without any completion tells nothing
             self._count(trainer.global_step, measured)
         self._log(pl_module, measured)
+        total, count = sums.get("format", (0.0, 0.0))
+        if count:
+            pl_module.log("gtpo/format_frac", total / count, batch_size=1)
 
     def _log(self, pl_module: pl.LightningModule, measured: dict[str, float]) -> None:
         pl_module.log("gtpo/collapse_score", self.score.score, batch_size=1)

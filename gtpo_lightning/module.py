@@ -70,6 +70,8 @@ class GTPOModule(PolicyModule):
             first try whose rewards differ replaces such a group, which else stays. Each try costs the sampling of the
             groups that are left (`gtpo/resample_tries` a group). What is trained on is then conditioned on differing
             rewards, so rewards and advantages are biased towards problems solved half of the time.
+        loss_temperature: Temperature of log-probs and entropies in training where it is not that of sampling; null
+            takes `temperature`. Another value trains off-policy, so it warns: it is there to measure what that does.
         mask_truncated: Whether completions cut by the length limit are left out of the loss. Their rewards stay in the
             group's mean: they were sampled by the policy, and dropping the worst ones would bias the baseline upwards.
         weights: A checkpoint of this package whose policy is the start.
@@ -106,6 +108,7 @@ class GTPOModule(PolicyModule):
         epsilon: float | tuple[float, float] | None = None,
         delta: float | None = None,
         resample_groups: int = 0,
+        loss_temperature: float | None = None,
         mask_truncated: bool = False,
         weights: str | None = None,
         dtype: str = "float32",
@@ -121,6 +124,7 @@ class GTPOModule(PolicyModule):
         _check_choices(group_size, advantage_scale, aggregation, updates_per_rollout, epsilon)
         _check_delta(delta, epsilon)
         _check_resampling(resample_groups)
+        _check_loss_temperature(loss_temperature, temperature)
         check_limits("reward_errors", reward_errors, "reward_time_limit", reward_time_limit)
         reward_functions = RewardFunctions(rewards, on_error=reward_errors, time_limit=reward_time_limit)
         sampling = Sampling(group_size, max_completion_length, temperature, top_k, top_p, min_p)
@@ -151,6 +155,7 @@ class GTPOModule(PolicyModule):
         self.epsilon = epsilon
         self.delta = delta
         self.resample_groups = resample_groups
+        self.loss_temperature = temperature if loss_temperature is None else loss_temperature
         self.mask_truncated = mask_truncated
         self.entropy_grad = False
         """Whether entropies carry a gradient; a callback that needs it sets it in its `setup`."""
@@ -267,7 +272,7 @@ class GTPOModule(PolicyModule):
             rollout.group_ids,
             rollout.completion_ids,
             rollout.completion_mask,
-            temperature=rollout.temperature,
+            temperature=self.loss_temperature,
             micro_batch_size=self.micro_batch_size,
             entropy_grad=entropy_grad,
         )
@@ -385,3 +390,15 @@ def _check_delta(delta: float | None, epsilon: float | tuple[float, float] | Non
 def _check_resampling(tries: int) -> None:
     if not isinstance(tries, int) or isinstance(tries, bool) or tries < 0:
         raise ValueError(f"resample_groups: {tries!r} is not valid; valid: an integer of at least 0 (further tries)")
+
+
+def _check_loss_temperature(value: float | None, temperature: float) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError(f"loss_temperature: {value!r} is not valid; valid: null, or a finite number above 0")
+    if value != temperature:
+        rank_zero_warn(
+            f"loss_temperature: {value:g} is not the temperature of sampling, {temperature:g}, so log-probs are not "
+            "those of the distribution that tokens are drawn from and training is off-policy"
+        )

@@ -87,7 +87,7 @@ class Rollout:
         token_weights: λ_{i,t}, (N, T). Default ones.
         sequence_weights: δ_i, (N,). Default ones.
         advantage_shift: −γ⟨H⟩_i, (N,). Default zeros.
-        temperature: What the logits were divided by in sampling, and are in scoring.
+        temperature: What the logits were divided by in sampling, and are in scoring unless `loss_temperature` is given.
         aggregation: How the loss averages: `sequence` and `constant` over completions, `token` over tokens.
         denominator: What it divides by, so that micro-batches and ranks add up: completions with a non-empty mask (or
             their tokens) over all ranks, divided by the number of ranks. None: counted from the mask.
