@@ -155,7 +155,7 @@ class GTPOModule(PolicyModule):
         self.epsilon = epsilon
         self.delta = delta
         self.resample_groups = resample_groups
-        self.loss_temperature = temperature if loss_temperature is None else loss_temperature
+        self.loss_temperature = loss_temperature
         self.mask_truncated = mask_truncated
         self.entropy_grad = False
         """Whether entropies carry a gradient; a callback that needs it sets it in its `setup`."""
@@ -272,7 +272,7 @@ class GTPOModule(PolicyModule):
             rollout.group_ids,
             rollout.completion_ids,
             rollout.completion_mask,
-            temperature=self.loss_temperature,
+            temperature=rollout.temperature if self.loss_temperature is None else self.loss_temperature,
             micro_batch_size=self.micro_batch_size,
             entropy_grad=entropy_grad,
         )

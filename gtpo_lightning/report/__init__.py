@@ -31,6 +31,9 @@ def main(args: list[str]) -> int:
     parser.add_argument(
         "--smooth", type=int, default=10, help="Logged training steps a curve is averaged over; 1: none."
     )
+    parser.add_argument(
+        "--baseline", type=str, default="gtpo", help="The variant that the others are compared with, seed by seed."
+    )
     given = parser.parse_args(args)
     folders = [Path(folder) for folder in given.folders]
     output = Path(given.output) if given.output is not None else folders[0] / "report.html"
@@ -38,12 +41,15 @@ def main(args: list[str]) -> int:
         if given.smooth < 1:
             raise ValueError(f"smooth: {given.smooth}; valid: an integer >= 1")
         runs, notes = read_runs(folders)
+        labels = dict.fromkeys(run.label for run in runs)
+        if given.baseline not in (*labels, "gtpo"):
+            raise ValueError(f"baseline: {given.baseline!r} is no variant of these runs; valid: {', '.join(labels)}")
     except ValueError as error:
         sys.stderr.write(f"report: {error}\n")
         return 2
     for note in notes:
         sys.stderr.write(f"report: {note}\n")
     output.parent.mkdir(parents=True, exist_ok=True)
-    written = write_page(output, runs, notes, given.smooth)
+    written = write_page(output, runs, notes, given.smooth, given.baseline)
     Console().print(f"{len(runs)} runs, {len(written) - 1} figures: {output}", soft_wrap=True, highlight=False)
     return 0

@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from gtpo_lightning.report.alarms import lead_text, outcomes
 from gtpo_lightning.report.figures import Line, Style, curve_png, renditions, style_of, sweep_png, sweep_style
 from gtpo_lightning.report.reading import RunData, Series
 from gtpo_lightning.report.statistics import (
+    accuracy_names,
     band,
     collapse_of,
     curves_of,
     final_scores,
     mean_interval,
+    paired,
     smoothed,
 )
 
-__all__ = ["Picture", "Row", "Section", "Table", "make_sections"]
+__all__ = ["Picture", "Row", "Section", "Table", "alarm_table", "make_sections"]
 
 
 class Panel(NamedTuple):
@@ -76,25 +79,31 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
     curves: list[Picture] = field(default_factory=list)
     sweeps: list[tuple[str, list[Picture]]] = field(default_factory=list)
+    differences: Table | None = None
     collapses: Table | None = None
+    alarms: Table | None = None
     runs: list[RunData] = field(default_factory=list)
 
 
-def make_sections(runs: Sequence[RunData], smooth: int) -> list[Section]:
+def make_sections(runs: Sequence[RunData], smooth: int, baseline: str = "gtpo") -> list[Section]:
     """A section for each regime; a variant has the same colour in all of them.
 
     Args:
         runs: The runs.
         smooth: Logged training steps that the curves are averaged over.
+        baseline: The variant that others are compared with, where it is there.
     """
     labels = dict.fromkeys(run.label for run in runs if not run.key)
     styles = {label: style_of(index) for index, label in enumerate(labels)}
     regimes = dict.fromkeys(run.regime for run in runs)
-    return [_section(regime, [run for run in runs if run.regime == regime], styles, smooth) for regime in regimes]
+    sections = [_section(regime, [run for run in runs if run.regime == regime], styles, smooth) for regime in regimes]
+    for section in sections:
+        section.differences = _differences(section.runs, baseline)
+    return sections
 
 
 def _section(regime: str, runs: list[RunData], styles: dict[str, Style], smooth: int) -> Section:
-    section = Section(regime, _scores(runs), runs=runs, collapses=_collapses(runs))
+    section = Section(regime, _scores(runs), runs=runs, collapses=_collapses(runs), alarms=alarm_table(runs))
     plain = [run for run in runs if not run.key]
     section.pictures = _time_pictures(_file(regime), plain, styles, smooth)
     section.curves = _k_pictures(_file(regime), plain, styles)
@@ -133,6 +142,46 @@ def _scores(runs: list[RunData]) -> Table:
             cells.append(f"{mean_interval(values)}{short}" if values else "")
         rows.append(Row([label, _seeds(len(ended), len(seeds)), *cells]))
     return Table(["variant", "seeds", *names], rows)
+
+
+def _differences(runs: list[RunData], baseline: str) -> Table | None:
+    """Finished runs against those of the baseline of equal seed."""
+    finals = {id(run): final_scores(run) for run in runs if run.state in ("finished", "unknown")}
+    groups = {label: [run for run in seeds if id(run) in finals] for label, seeds in _by_label(runs).items()}
+    base = groups.get(baseline, [])
+    names = [
+        name
+        for name in dict.fromkeys(name for run in base for name in finals[id(run)])
+        if name.rpartition("/")[2].partition("@")[0] in ("pass", "maj", "avg", "format", "entropy", "kl")
+    ]
+    rows = []
+    for label, seeds in groups.items():
+        cells = []
+        for name in names:
+            mine, theirs = (
+                {run.seed: finals[id(run)][name] for run in group if name in finals[id(run)]} for group in (seeds, base)
+            )
+            values = paired(mine, theirs)
+            cells.append(f"{mean_interval(values):+}" if values else "")
+        if label != baseline and any(cells):
+            rows.append(Row([label, *cells]))
+    return Table(["variant", *names], rows) if rows else None
+
+
+def alarm_table(runs: Sequence[RunData]) -> Table | None:
+    """When each signal of the collapse detector fired, in damaged runs and in others; None without a detector."""
+    rows = [
+        Row(
+            [
+                seen.signal,
+                *(lead_text(leads) for leads in seen.leads.values()),
+                f"{seen.false_alarms} of {seen.healthy}" if seen.healthy else "no run",
+            ]
+        )
+        for seen in outcomes(runs)
+    ]
+    headings = ["signal", "before the format was lost", "before accuracy was lost", "fired without damage"]
+    return Table(headings, rows) if rows else None
 
 
 def _seeds(ended: int, count: int) -> str:
@@ -185,7 +234,7 @@ def _held_out(runs: Sequence[RunData]) -> list[Panel]:
     panels = []
     for start in sorted({name.rpartition("/")[0] for name in names}):
         own = {name.rpartition("/")[2] for name in names if name.rpartition("/")[0] == start}
-        single = "pass@1" if "pass@1" in own else next(iter(sorted(own & {n for n in own if n.startswith("avg@")})), "")
+        single = next((name.rpartition("/")[2] for name in accuracy_names(names) if name.startswith(f"{start}/")), "")
         largest = max((n for n in own if n.startswith("maj@")), key=lambda n: int(n[4:]), default="maj@1")
         dataset = start.removeprefix("val/")
         choices = (

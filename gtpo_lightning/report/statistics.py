@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,21 @@ from scipy.stats import t as student  # type: ignore[import-untyped]
 from gtpo_lightning.functional import maj_at_ks, pass_at_k
 from gtpo_lightning.report.reading import RunData, Series
 
-__all__ = ["Band", "Collapse", "Mean", "band", "collapse_of", "curves_of", "final_scores", "mean_interval", "smoothed"]
+__all__ = [
+    "Band",
+    "Collapse",
+    "Mean",
+    "accuracy_names",
+    "band",
+    "collapse_of",
+    "curves_of",
+    "final_scores",
+    "fired_at",
+    "mean_interval",
+    "paired",
+    "rule_of",
+    "smoothed",
+]
 
 LAST = 10
 """Training steps that a final training figure is the mean of."""
@@ -31,7 +45,11 @@ class Mean(NamedTuple):
     seeds: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" if math.isnan(self.half) else f"{self.mean:.3f} ± {self.half:.3f}"
+        return format(self)
+
+    def __format__(self, sign: str) -> str:
+        """With "+" the mean has a sign."""
+        return f"{self.mean:{sign}.3f}" + ("" if math.isnan(self.half) else f" ± {self.half:.3f}")
 
 
 def mean_interval(values: Sequence[float]) -> Mean:
@@ -121,6 +139,31 @@ def _order(item: tuple[str, float]) -> tuple[str, int, int]:
     return start, kinds.index(kind) if kind in kinds else len(kinds), int(k) if k.isdecimal() else 0
 
 
+def accuracy_names(names: Iterable[str]) -> list[str]:
+    """The logged name of the accuracy on each held-out set: `pass@1`, else the first `avg@n`.
+
+    Example:
+        >>> accuracy_names(["val/sums/avg@4", "val/sums/format", "val/gsm8k/pass@1", "val/gsm8k/avg@1", "train/loss"])
+        ['val/gsm8k/pass@1', 'val/sums/avg@4']
+    """
+    held_out = [name for name in names if name.startswith("val/")]
+    found = []
+    for start in sorted({name.rpartition("/")[0] for name in held_out}):
+        own = sorted(name for name in held_out if name.startswith(f"{start}/avg@"))
+        found += [f"{start}/pass@1"] if f"{start}/pass@1" in held_out else own[:1]
+    return found
+
+
+def paired(runs: Mapping[str, float], others: Mapping[str, float]) -> list[float]:
+    """Differences between two variants' scores by seed, over the seeds that both have.
+
+    Example:
+        >>> paired({"0": 0.75, "1": 0.5}, {"0": 0.5, "2": 1.0})
+        [0.25]
+    """
+    return [value - others[seed] for seed, value in runs.items() if seed in others]
+
+
 def curves_of(run: RunData) -> dict[str, dict[str, dict[int, float]]]:
     """pass@k and maj@k for k = 1 … n by data set, from the answers in `results.json`; n is the fewest of a problem."""
     curves: dict[str, dict[str, dict[int, float]]] = {}
@@ -166,17 +209,31 @@ def collapse_of(run: RunData) -> Collapse | None:
     scores = run.scalars.get("gtpo/collapse_score")
     if not scores:
         return None
-    given = run.settings.get("entropy_collapse") or {}
-    given = given.get("init_args") or {}
-    threshold, patience = float(given.get("threshold", 0.5)), int(given.get("patience", 3))
-    above = [step for step, score in scores.items() if score >= threshold]
-    streak, fired = 0, None
+    threshold, patience = rule_of(run)
+    passed = fired_at(scores, threshold, 1)
+    fired = fired_at(scores, threshold, patience)
+    return Collapse(threshold, patience, passed, fired, _signal(run, passed), max(scores.values()))
+
+
+def rule_of(run: RunData) -> tuple[float, int]:
+    """Threshold and patience of a run's collapse detector: those of its `config.yaml`, else the part's defaults."""
+    given = (run.settings.get("entropy_collapse") or {}).get("init_args") or {}
+    return float(given.get("threshold", 0.5)), int(given.get("patience", 3))
+
+
+def fired_at(scores: Series, threshold: float, patience: int) -> int | None:
+    """The step at which a score had been at its threshold for `patience` logged steps in a row; None if it never was.
+
+    Example:
+        >>> fired_at({1: 0.6, 2: 0.1, 3: 0.5, 4: 0.7}, 0.5, 2)
+        4
+    """
+    streak = 0
     for step, score in scores.items():
         streak = streak + 1 if score >= threshold else 0
-        if streak == patience and fired is None:
-            fired = step
-    passed = above[0] if above else None
-    return Collapse(threshold, patience, passed, fired, _signal(run, passed), max(scores.values()))
+        if streak == patience:
+            return step
+    return None
 
 
 def _signal(run: RunData, step: int | None) -> str:

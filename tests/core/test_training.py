@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gtpo_lightning import GTPOModule, Problem
-from gtpo_lightning.callbacks import ConflictMasking, EntropyFilter, EntropyRegularizer
+from gtpo_lightning.callbacks import ConflictMasking, EntropyFilter, EntropyRegularizer, KLPenalty
 from gtpo_lightning.models import tiny_model, tiny_tokenizer
 from tests.helpers.fakes import warnings_of
 from tests.helpers.training import Sums, adam, all_parts, flat, gradient, make_module, make_trainer, spawn, vowels
@@ -36,7 +36,12 @@ def plain_policy_gradient(module, aggregation="sequence"):
         prompt = module.codec.prompt_ids(problems[i // 4])
         completion = rollout.completion_ids[i, :length].tolist()
         logits = module.policy.model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        logp = (logits / module.temperature).log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).sum()
+        logp = (
+            (logits / (module.loss_temperature or module.temperature))
+            .log_softmax(-1)
+            .gather(1, torch.tensor(completion)[:, None])
+            .sum()
+        )
         scale = {"sequence": 1 / (16 * length), "token": 1 / tokens, "constant": 1 / (16 * 10)}[aggregation]
         total = total - advantages[i] * logp * scale
     module.policy.zero_grad()
@@ -45,9 +50,12 @@ def plain_policy_gradient(module, aggregation="sequence"):
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "token", "constant"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_without_parts_it_is_plain_group_relative_policy_gradient(tmp_path, aggregation, temperature):
-    settings = {"aggregation": aggregation, "temperature": temperature}
+@pytest.mark.parametrize(
+    "temperatures", [{}, {"temperature": 0.7}, {"temperature": 0.7, "loss_temperature": 1.0}], ids=["1", "0.7", "both"]
+)
+@pytest.mark.filterwarnings("ignore:loss_temperature")
+def test_without_parts_it_is_plain_group_relative_policy_gradient(tmp_path, aggregation, temperatures):
+    settings = {"aggregation": aggregation, **temperatures}
     expected = plain_policy_gradient(make_module(**settings), aggregation)
     got = gradient(tmp_path, module=make_module(**settings))
     assert expected.abs().max() > 1e-4
@@ -317,6 +325,9 @@ def test_c_12_unscored_completions_are_out_of_the_baseline(tmp_path):
         ({"group_size": 1}, "group_size: 1"),
         ({"max_completion_length": 0}, "max_completion_length: 0"),
         ({"temperature": 0}, "temperature: 0"),
+        ({"loss_temperature": 0}, "loss_temperature: 0 "),
+        ({"loss_temperature": float("inf")}, "loss_temperature: inf"),
+        ({"loss_temperature": "1"}, "loss_temperature: '1'"),
         ({"micro_batch_size": 0}, "micro_batch_size: 0"),
         ({"rollout_batch_size": -1}, "rollout_batch_size: -1"),
         ({"updates_per_rollout": 0}, "updates_per_rollout: 0"),
@@ -495,6 +506,28 @@ def test_a_callback_may_change_the_temperature_of_a_rollout(tmp_path):
 
     gradient(tmp_path, [Anneal()])
     assert seen[0] < 1e-4
+
+
+def test_a_loss_temperature_holds_for_entropies_and_the_reference_and_warns(tmp_path):
+    seen = []
+
+    class Watch(KLPenalty):
+        def on_before_loss(self, trainer, pl_module, rollout):
+            super().on_before_loss(trainer, pl_module, rollout)
+            expected = pl_module.policy.score(
+                rollout.prompts.ids, rollout.prompts.mask, rollout.group_ids, rollout.completion_ids,
+                rollout.completion_mask, temperature=2.0,
+            )  # fmt: skip
+            seen.append(
+                [(a - b).abs().max() for a, b in zip((rollout.logprobs, rollout.entropies), expected, strict=True)]
+            )
+            seen.append((pl_module.reference_logprobs(rollout) - expected[0]).abs().max())
+
+    with pytest.warns(UserWarning, match=r"loss_temperature: 2 is not the temperature of sampling, 0.5"):
+        module = make_module(temperature=0.5, loss_temperature=2.0)
+    module.wants_reference = True
+    make_trainer(tmp_path, [Watch()], max_steps=1).fit(module, Sums(batch_size=4))
+    assert max(*seen[0], seen[1]) < 1e-5
 
 
 def _ddp_rollouts(rank, folder):
