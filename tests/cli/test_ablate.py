@@ -377,10 +377,20 @@ def test_the_command_line_says_what_went_wrong_by_its_exit_code(capsys):
     assert "--keep_checkpoints" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "runs"), [("ablation.yaml", 14 * 3), ("ablation_toy.yaml", (16 + 6 + 16) * 3)])
-def test_every_command_of_the_shipped_grids_parses(name, runs, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("names", "runs"),
+    [
+        (["configs/ablation.yaml"], 14 * 3),
+        (["configs/ablation_toy.yaml"], (16 + 6 + 16) * 3),
+        (["configs/ablation_smollm2.yaml"], 4),
+        (["configs/ablation_smollm2.yaml", "benchmarks/gpu_science.yaml"], 4),
+    ],
+    ids=["paper", "toy", "smollm2", "gpu"],
+)
+def test_every_command_of_the_shipped_grids_parses(names, runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    main(["ablate", "-c", f"configs/{name}", f"--folder={tmp_path}", "--dry_run"])
+    files = [word for name in names for word in ("-c", name)]
+    main(["ablate", *files, f"--folder={tmp_path}", "--dry_run"])
     assert capsys.readouterr().out.count("would start") == runs
 
 

@@ -124,6 +124,10 @@ def test_the_page_has_alarms_of_all_regimes_and_differences_by_seed(tmp_path):
     # differences 1/8, 1/8, 1/4: mean 1/6, deviation 0.0722, times T2 / sqrt(3)
     half = T2 * 0.0721688 / 3**0.5
     assert page.row(2, "grpo") == {"variant": "grpo", "val/sums/pass@1": f"+0.167 ± {half:.3f}"}
+    text = (tmp_path / "report_tables.md").read_text()
+    assert "## Collapse alarms over all regimes" in text
+    table = f"| variant | val/sums/pass@1 |\n| --- | --- |\n| grpo | +0.167 ± {half:.3f} |\n"
+    assert f"## rough: differences from gtpo\n\n{table}" in text
     heads = [table[0] for table in page.tables]
     assert sum("fired without damage" in head for head in heads) == 3
 
@@ -136,5 +140,9 @@ def test_another_baseline(tmp_path, capsys):
         recorded(folder, variant=label, label=label)
     page = written(tmp_path, "--baseline", "b")[0]
     assert page.row(1, "a")["val/sums/pass@1"] == "+0.250"
+    page = written(tmp_path, "--variants", "[b]")[0]
+    assert [row[0] for row in page.tables[0][1:]] == ["b"]
+    assert report.main([str(tmp_path), "--variants", "[a, d]"]) == 2
+    assert "variants: 'd' is no variant of these runs; valid: a, b" in capsys.readouterr().err
     assert report.main([str(tmp_path), "--baseline", "c"]) == 2
     assert "baseline: 'c' is no variant of these runs; valid: a, b" in capsys.readouterr().err
