@@ -170,9 +170,8 @@ class GTPOModule(PolicyModule):
         self.monitor = Monitor()
         self._restored_rollouts: list[Any] = []
 
-    def configure_model(self) -> None:
-        """Reads the weights once, and keeps a frozen copy of them where a callback asked for it."""
-        super().configure_model()
+    def add_models(self) -> None:
+        """Keeps a frozen copy of the start policy where a callback asked for it."""
         if not self.wants_reference or self.reference is not None:
             return
         given = self.reference_weights is not None
@@ -181,7 +180,6 @@ class GTPOModule(PolicyModule):
         else:
             self.reference = Reference(copy.deepcopy(self.policy), self.weights)
         self.register_load_state_dict_post_hook(ignore_missing_reference)
-        self._keep_buffers_local()
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
         """One rollout and its loss: −(1/N) Σ_i δ_i · (A_i − γ⟨H⟩_i) / |o_i| · Σ_t λ_{i,t} · r_{i,t}, scalar."""
@@ -207,7 +205,7 @@ class GTPOModule(PolicyModule):
         prompts = self.codec.prompts(problems, self.device)
         call_rl_hooks(self.trainer, "on_rollout_start", prompts)
         rollout = self._sample_and_score(prompts)
-        rollout, tries = resample(rollout, self._sample_again, self.resample_groups)
+        rollout, tries = resample(rollout, self._sample_again, self.resample_groups, self.policy.most)
         call_rl_hooks(self.trainer, "on_rollout_end", rollout)
         rollout.advantages = self.advantages(rollout)
         self.monitor.log_rollout(self, rollout, tries)

@@ -72,6 +72,18 @@ class Policy(nn.Module):
             "cache" if "cache" in inspect.signature(self.body.forward).parameters else "past_key_values"
         )
         self._check_head()
+        self.most: Callable[[int], int] = int
+        """The largest of all processes' counts where they share the weights; else the count itself."""
+        self.shares_weights = False
+        """Whether weights are split over processes, whose forward calls then have to be equally many."""
+
+    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a function that reads the weights.
+
+        Sampling and scoring go through here, since this is where weights that are split over processes are gathered:
+        those around the layers for as long as the function runs, those of a layer while it runs.
+        """
+        return function(*args, **kwargs)
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -186,13 +198,33 @@ class Policy(nn.Module):
         Returns:
             Log-probs (N, T) with gradient and entropies (N, T), both nats and 0 on padding.
         """
-        real = completion_mask.bool()
-        length = int(real.sum(dim=1).max()) if real.numel() else 0
-        if length == 0:
+        batch = prompt_ids, prompt_mask, row_prompts, completion_ids, completion_mask.bool()
+        return self(self._score, *batch, micro_batch_size, temperature, entropy_grad)  # type: ignore[no-any-return]
+
+    def _score(
+        self,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        row_prompts: Tensor,
+        completion_ids: Tensor,
+        real: Tensor,
+        micro_batch_size: int | None,
+        temperature: float,
+        entropy_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        rows, total = completion_ids.shape
+        own = int(real.sum(dim=1).max()) if real.numel() else 0
+        length = self.most(own)
+        if length == 0 and not self.shares_weights:
             zero = torch.zeros(completion_ids.shape, device=completion_ids.device) + self.zero()
             return zero, zero if entropy_grad else zero.detach()
-        total = completion_ids.shape[1]
-        ids, real = completion_ids[:, :length], real[:, :length]
+        # A first token needs no forward of its own; where another process has longer rows, this one takes part in it.
+        own = max(own, min(length, 2), 1)
+        ids, real = _of_size(completion_ids, 1, own), _of_size(real, 1, own)
+        if self.shares_weights:
+            prompt_ids, prompt_mask = self.even_prompts(prompt_ids, prompt_mask)
+            count = max(self.most(rows), 1)
+            row_prompts, ids, real = (_of_size(x, 0, count) for x in (row_prompts, ids, real))
         chunked = micro_batch_size is not None and torch.is_grad_enabled()
         run = partial(checkpoint, use_reentrant=False) if chunked else _call
         size = micro_batch_size or max(len(ids), len(prompt_ids))
@@ -202,8 +234,23 @@ class Policy(nn.Module):
         chunks = zip(row_prompts.split(size), ids.split(size), real.split(size), strict=True)
         parts = [run(self._read_completions, last, layers, prompt_mask, *chunk, *settings) for chunk in chunks]
         logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
-        pad = (0, total - length)
-        return nn.functional.pad(logprobs, pad), nn.functional.pad(entropies, pad)
+        if len(logprobs) > rows:  # rows of padding are 0, and stay attached so that their backward pass runs, too
+            logprobs, entropies = (x[:rows] + x[rows:].sum() for x in (logprobs, entropies))
+        return _of_size(logprobs, 1, total), _of_size(entropies, 1, total)
+
+    def even_prompts(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds prompts of one token, so that processes that share the weights have equally many, and at least one.
+
+        Args:
+            ids: Left-padded prompts, (B, P).
+            mask: 1 on prompt tokens, (B, P).
+        """
+        count = max(self.most(len(ids)), 1)
+        own, width = len(ids), max(ids.shape[1], 1)
+        ids, mask = (_of_size(_of_size(x, 1, width), 0, count) for x in (ids, mask))
+        mask = torch.where(torch.arange(count, device=mask.device)[:, None] < own, mask, 0)
+        mask[own:, -1] = 1
+        return ids, mask
 
     def _read_prompts(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
         with eval_mode(self.model):  # here and not outside, since a checkpointed chunk runs again in the backward pass
@@ -260,6 +307,15 @@ class Policy(nn.Module):
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
+
+
+def _of_size(x: Tensor, dim: int, size: int) -> Tensor:
+    """Cut, or padded with zeros behind, to a size of one dimension."""
+    if x.shape[dim] >= size:
+        return x if x.shape[dim] == size else x.narrow(dim, 0, size)
+    shape = list(x.shape)
+    shape[dim] = size - x.shape[dim]
+    return torch.cat([x, x.new_zeros(shape)], dim=dim)
 
 
 def _joined(parts: list[tuple[Tensor, KeyValues]]) -> tuple[Tensor, KeyValues]:

@@ -29,6 +29,7 @@ from gtpo_lightning.rewards.pool import close_workers
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
 from gtpo_lightning.schedulers import WarmupCosine
 from gtpo_lightning.seeding import seed_or_global
+from gtpo_lightning.sharding import shard
 
 __all__ = ["PolicyModule", "adamw", "not_plain"]
 
@@ -117,14 +118,21 @@ class PolicyModule(pl.LightningModule):
         self._engine: Engine | None = None
 
     def configure_model(self) -> None:
-        """Reads the weights once, in the strategy's context."""
-        if self.policy is not None:
-            return
-        self.policy = self.build_policy(self.weights)
-        self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
-        self.codec.vocab_size = self.policy.causal_lm.config.get_text_config(decoder=True).vocab_size
-        self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
+        """Reads the weights once, in the strategy's context, and splits them where the strategy asks for it."""
+        if self.policy is None:
+            self.policy = self.build_policy(self.weights)
+            self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
+            self.codec.vocab_size = self.policy.causal_lm.config.get_text_config(decoder=True).vocab_size
+            self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
+        self.add_models()
         self._keep_buffers_local()
+        if self._device_mesh is not None:
+            for module in self.modules():
+                if isinstance(module, Policy) and not module.shares_weights:
+                    shard(module, self._device_mesh)
+
+    def add_models(self) -> None:
+        """What a subclass holds beside the policy; called each time, before weights are split."""
 
     def build_policy(self, weights: str | None) -> Policy:
         """A policy of the model, with the weights of a checkpoint of this package or with the model's own."""

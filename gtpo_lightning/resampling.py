@@ -20,12 +20,16 @@ _ROW_FIELDS = ("truncated", "lengths", "rewards")
 
 
 def resample(
-    rollout: Rollout, sample: Callable[[list[Problem], int], Rollout], tries: int
+    rollout: Rollout,
+    sample: Callable[[list[Problem], int], Rollout],
+    tries: int,
+    most: Callable[[int], int] = int,
 ) -> tuple[Rollout, list[int]]:
     """Samples groups whose rewards are all equal again, and takes the first try whose rewards differ.
 
     A group that stays equal keeps its first completions, and one without any scored completion is left alone. No rank
-    waits for another: each looks at its own groups only.
+    waits for another: each looks at its own groups only, except where ranks share the weights and have to sample
+    together.
 
     What is trained on is then conditioned on its rewards being different. An easy or hard problem appears with more
     balanced groups than the policy gives it, so advantages and logged rewards are biased towards problems that it
@@ -36,6 +40,7 @@ def resample(
         sample: Samples and scores the groups of some problems once more; the second argument is the number of the try,
             from 1, which the random numbers are keyed by.
         tries: How often a group is sampled again at most.
+        most: The largest of all processes' counts where they share the weights (`Policy.most`).
 
     Returns:
         The rollout, and of each group how often it was sampled again.
@@ -43,7 +48,7 @@ def resample(
     counts = [0] * len(rollout.prompts)
     for attempt in range(1, tries + 1):
         groups = [group for group, equal in enumerate(_without_signal(rollout)) if equal]
-        if not groups:
+        if most(len(groups)) == 0:
             break
         for group in groups:
             counts[group] += 1

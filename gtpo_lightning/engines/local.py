@@ -62,17 +62,41 @@ class LocalEngine:
         self._check_length(prompts, sampling)
         uniforms = keyed_uniforms(keys, sampling.max_completion_length).to(prompts.ids.device)
         out = self._empty(rows, sampling.max_completion_length, prompts.ids.device)
-        size = self.batch_size or max(len(prompts.ids), 1)
         with eval_mode(self.policy.model):
-            for start in range(0, len(prompts.ids), size):
-                mask = prompts.mask[start : start + size].bool()
-                width = int(mask.sum(dim=1).max())  # a chunk needs no more padding than its own longest prompt
-                ids = prompts.ids[start : start + size, -width:]
-                first = start * sampling.num_samples
-                self._decode(ids, mask[:, -width:], sampling, uniforms, out, first, show_progress, on_finished)
+            self.policy(self._generate, prompts, sampling, uniforms, out, show_progress, on_finished)
         longest = max(int(out.lengths.max()), 1) if rows else 1
         out.ids, out.logprobs, out.entropies = (x[:, :longest] for x in (out.ids, out.logprobs, out.entropies))
         return out
+
+    def _generate(
+        self,
+        prompts: Prompts,
+        sampling: Sampling,
+        uniforms: Tensor,
+        out: Completions,
+        show_progress: bool,
+        on_finished: OnFinished | None,
+    ) -> None:
+        """Decodes chunk by chunk; processes that share the weights take part in as many chunks as any has."""
+        size = self.batch_size or max(len(prompts.ids), 1)
+        for chunk in range(self.policy.most(-(-len(prompts.ids) // size))):
+            start = chunk * size
+            mask = prompts.mask[start : start + size].bool()
+            if not len(mask):
+                self._accompany(prompts, sampling)
+                continue
+            width = int(mask.sum(dim=1).max())  # a chunk needs no more padding than its own longest prompt
+            ids = prompts.ids[start : start + size, -width:]
+            first = start * sampling.num_samples
+            self._decode(ids, mask[:, -width:], sampling, uniforms, out, first, show_progress, on_finished)
+
+    def _accompany(self, prompts: Prompts, sampling: Sampling) -> None:
+        """Takes part in a chunk of other processes that share the weights: decodes a token's prompt for nobody."""
+        device = prompts.ids.device
+        out = self._empty(sampling.num_samples, sampling.max_completion_length, device)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+        uniforms = torch.zeros(sampling.num_samples, sampling.max_completion_length, dtype=torch.float64, device=device)
+        self._decode(ids, torch.ones_like(ids).bool(), sampling, uniforms, out, 0, False, None)
 
     def _check_length(self, prompts: Prompts, sampling: Sampling) -> None:
         limit = self.policy.max_positions
@@ -136,10 +160,10 @@ class LocalEngine:
                 if on_finished is not None and left < len(open_rows):
                     on_finished(open_rows[~torch.isin(open_rows, rows[alive])].tolist(), out)
                     open_rows = rows[alive]
-                if left == 0:
+                if self.policy.most(left) == 0:
                     break
-                if left < _COMPACT_BELOW * len(alive):
-                    keep = alive.nonzero()[:, 0]
+                if max(left, 1) < _COMPACT_BELOW * len(alive):
+                    keep = alive.nonzero()[:, 0] if left else alive.new_zeros(1, dtype=torch.long)
                     cache.batch_select_indices(keep)
                     rows, tokens, lengths, alive = rows[keep], tokens[keep], lengths[keep], alive[keep]
                     seen = None if seen is None else seen[keep]
