@@ -20,8 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from gtpo_lightning.engines.cache import KeyValues, export_cache, prefix_cache
+from gtpo_lightning.engines.cache import KeyValues, export_cache, prefix_cache, recording_cache
 from gtpo_lightning.functional import logprobs_and_entropies
+from gtpo_lightning.layer_checkpointing import checkpoint_layers
 from gtpo_lightning.lm_head import Head
 
 __all__ = ["Policy", "eval_mode", "position_ids"]
@@ -58,15 +59,19 @@ class Policy(nn.Module):
 
     Args:
         model: Any `AutoModelForCausalLM` whose attention keeps keys and values.
+        gradient_checkpointing: Whether the model's layers run again in the backward pass instead of keeping activations.
 
     Raises:
-        ValueError: The model's cache is not made of keys and values (a recurrent state), or its head is not a linear
-            map with an optional scale and soft cap.
+        ValueError: The model's cache is not made of keys and values (a recurrent state), its head is not a linear map
+            with an optional scale and soft cap, or it has no layers to checkpoint.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            checkpoint_layers(model)
         self._check_cache()
         self._cache_keyword = (
             "cache" if "cache" in inspect.signature(self.body.forward).parameters else "past_key_values"
@@ -150,7 +155,8 @@ class Policy(nn.Module):
         Returns:
             The hidden state after the last prompt token, (B, D), and each layer's keys and values, (B, heads, P, d).
         """
-        cache = DynamicCache()
+        # Layers that run again in the backward pass must not extend the cache a second time.
+        cache = recording_cache() if self.gradient_checkpointing else DynamicCache()
         padded = not bool(mask.all())
         hidden = self.hidden(ids, mask if padded else None, position_ids(mask), cache)
         return hidden[:, -1], export_cache(cache)
