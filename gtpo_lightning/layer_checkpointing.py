@@ -21,10 +21,10 @@ Modes = list[tuple[nn.Module, bool]]
 def checkpoint_layers(model: PreTrainedModel) -> None:
     """Has every layer keep its input only, and run again in the backward pass: less memory, one more forward.
 
-    The switch of transformers does nothing here: it acts in training mode only, where dropout is on, and takes a layer's
-    cache away, with which completions would lose their prompt. This one leaves both as they are. The caches that layers
-    are run with have to bear a second `update` (`prefix_cache`, `recording_cache`). A forward without gradients is not
-    touched.
+    The switch of transformers does nothing here: it acts in training mode only, where dropout is on, and takes away a
+    layer's cache, with which completions would lose their prompt. This one leaves both as they are. The caches that
+    layers are run with have to bear a second `update` (`prefix_cache`, `recording_cache`). A forward without gradients
+    is not touched.
 
     Args:
         model: Changed in place; its layers are those that transformers would checkpoint.

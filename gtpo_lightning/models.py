@@ -18,6 +18,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
@@ -27,7 +28,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-__all__ = ["EMBEDDED", "check_name", "load_model", "load_tokenizer", "tiny_model", "tiny_tokenizer"]
+__all__ = [
+    "EMBEDDED",
+    "check_name",
+    "load_model",
+    "load_tokenizer",
+    "skeleton",
+    "tiny_model",
+    "tiny_tokenizer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +156,31 @@ def load_model(name: str, *, dtype: str = "float32", attention: str | None = Non
             f"model: no weights can be read from {name!r} ({str(error).splitlines()[0]}); valid: a hub id that can be "
             f"reached or is in the local cache, a folder written by save_pretrained, or one of {', '.join(EMBEDDED)}"
         ) from error
+
+
+def skeleton(name: str) -> nn.Module:
+    """The model's modules, in which the weights may be missing: quick to make, for looking up names.
+
+    Args:
+        name: Hub id, folder or embedded name.
+
+    Raises:
+        ValueError: No configuration of that name can be read.
+    """
+    if name == "tiny":
+        return tiny_model(len(tiny_tokenizer()))
+    try:
+        embedded = name == "smollm2-135m"
+        source = {"gguf_file": _SMOLLM2_FILE} if embedded else {}
+        config = AutoConfig.from_pretrained(_smollm2_folder() if embedded else name, **source)
+    except OSError as error:
+        raise ValueError(
+            f"model: no configuration can be read from {name!r} ({str(error).splitlines()[0]}); valid: a hub id that "
+            "can be reached or is in the local cache, a folder written by save_pretrained, or one of "
+            f"{', '.join(EMBEDDED)}"
+        ) from error
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
 
 
 def check_name(name: str | None) -> str:

@@ -17,8 +17,8 @@ KeyValues = list[tuple[Tensor, Tensor]]
 class PrefixLayer(DynamicLayer):
     """A layer that already holds keys and values; new ones are concatenated, so gradients reach the prefix.
 
-    It is read once and keeps what it had: activation checkpointing runs a layer again in the backward pass, and must then
-    find the same prefix.
+    It is read once and keeps what it had: activation checkpointing runs a layer again in the backward pass, which must
+    find the same prefix then.
     """
 
     keys: Tensor

@@ -1,0 +1,221 @@
+"""How a policy is made: the model's own weights, those of a checkpoint over them, an adapter over those."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo_lightning.adapters import (
+    Adapter,
+    adapter_of_folder,
+    adapter_of_state,
+    adapter_weights,
+    check_targets,
+    load_adapter,
+    load_base,
+    put_on,
+)
+from gtpo_lightning.checkpoints import Origin, StoredPolicy, fingerprint_of, load_weights, read_policy
+from gtpo_lightning.lora import LoRA
+from gtpo_lightning.models import load_model, skeleton
+from gtpo_lightning.policy import Policy
+
+__all__ = ["PolicySource", "check_record", "settings_of"]
+
+
+@dataclass
+class PolicySource:
+    """Makes policies of one model.
+
+    Args:
+        model: Hub id, folder or embedded name.
+        dtype: How weights are kept; adapters are kept in fp32.
+        attention: Attention kernel of transformers; None takes its default.
+        gradient_checkpointing: Whether layers run again in the backward pass.
+        lora: Settings of the adapter that is trained; None: the whole model is.
+        adapter: A folder with the trained adapter to start from.
+        seed: Of the first weights of an adapter.
+
+    Raises:
+        ValueError: The adapter's settings name modules that the model does not have; no weights are read for that.
+    """
+
+    model: str
+    dtype: str = "float32"
+    attention: str | None = None
+    gradient_checkpointing: bool = False
+    lora: LoRA | None = None
+    adapter: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        lora = self.lora
+        if lora is not None and (lora.modules_to_save or not _is_shorthand(lora.targets)):
+            check_targets(skeleton(self.model), lora)
+
+    def start(self, weights: str | None) -> Policy:
+        """The policy that training starts with.
+
+        Args:
+            weights: A checkpoint: of a whole policy, which an adapter is then put over, or of an adapter, which brings
+                the place of what it lies over.
+
+        Raises:
+            ValueError: Weights or adapter that do not fit the model or the settings, or that are gone.
+        """
+        stored = None if weights is None else read_policy(weights)
+        if stored is not None and stored.adapter is not None:
+            self._check_settings(stored, "weights")
+            if self.adapter is not None:
+                raise ValueError(
+                    f"adapter: {self.adapter!r} and the adapter of weights {weights!r} cannot both be the start; "
+                    "valid: one of them"
+                )
+            return self._adapted(stored)
+        policy = self._bare()
+        if stored is not None:
+            load_weights(policy, stored)
+        if self.lora is None:
+            return policy
+        self._put_on(policy, self.lora, Origin.of(weights, fingerprint_of(policy.state_dict())))
+        if self.adapter is not None:
+            tensors = adapter_of_folder(self.adapter)
+            load_adapter(policy.model, tensors, "adapter", self.adapter)
+            self._started(policy, Origin.of(self.adapter, fingerprint_of(tensors)))
+        return policy
+
+    def of_checkpoint(self, weights: str | None) -> Policy:
+        """The policy of a checkpoint as it was trained, whatever this run's adapter is; None: the model's own."""
+        stored = None if weights is None else read_policy(weights)
+        if stored is not None and stored.adapter is not None:
+            return self._adapted(stored)
+        policy = self._bare()
+        if stored is not None:
+            load_weights(policy, stored)
+        return policy
+
+    def _bare(self) -> Policy:
+        model = load_model(self.model, dtype=self.dtype, attention=self.attention)
+        return Policy(model, gradient_checkpointing=self.gradient_checkpointing)
+
+    def _adapted(self, stored: StoredPolicy) -> Policy:
+        """The policy of a checkpoint that holds adapter weights only."""
+        policy = self._bare()
+        base = stored.base
+        if base.source is not None:
+            load_weights(policy, self.read_base(base, stored.path, "weights"))
+        found = fingerprint_of(policy.state_dict())
+        if base.fingerprint not in (None, found):
+            raise ValueError(_other_base("weights", stored.path, base))
+        self._put_on(policy, settings_of(stored), Origin(base.source, found))
+        tensors = adapter_of_state(stored.weights)
+        load_adapter(policy.model, tensors, "weights", stored.path)
+        self._started(policy, Origin.of(stored.path, fingerprint_of(tensors)))
+        return policy
+
+    def _put_on(self, policy: Policy, lora: LoRA, base: Origin) -> None:
+        policy.model = put_on(policy.causal_lm, lora, self.seed)  # type: ignore[assignment]
+        untrained = fingerprint_of(adapter_weights(policy.model))
+        policy.adapter = Adapter(lora, base, untrained, start=Origin(None, base.fingerprint))
+
+    @staticmethod
+    def _started(policy: Policy, start: Origin) -> None:
+        assert policy.adapter is not None
+        policy.adapter.start = start
+
+    @staticmethod
+    def read_base(base: Origin, path: str, argument: str) -> StoredPolicy:
+        """The checkpoint of a whole policy that an adapter lies over.
+
+        Raises:
+            ValueError: It is gone.
+        """
+        assert base.source is not None
+        if not Path(base.source).is_file():
+            raise ValueError(
+                f"{argument}: {path} holds an adapter over the policy of {base.source}, and that file is gone; valid: "
+                "the file where it was, or in a resumed run weights with its place now"
+            )
+        return read_policy(base.source, argument)
+
+    def _check_settings(self, stored: StoredPolicy, argument: str) -> None:
+        """Refuses an adapter of other settings, which would compute another policy than was trained.
+
+        Raises:
+            ValueError: The run has no adapter, or one of another rank or scale.
+        """
+        check_record(self.lora, stored.adapter, f"{argument}: {stored.path!r}")
+
+    def resume(self, policy: Policy, record: dict[str, Any] | None) -> None:
+        """Makes sure that a restored adapter lies over what it was trained over.
+
+        Args:
+            policy: As this run made it; its base is replaced by the recorded one where that differs.
+            record: What the checkpoint keeps beside the adapter's weights; None: it holds a whole policy.
+
+        Raises:
+            ValueError: Run and checkpoint differ in their adapters, or the base is gone or changed.
+        """
+        check_record(self.lora, record, "ckpt_path: the checkpoint", resumed=True)
+        if record is None or policy.adapter is None:
+            return
+        wanted, have = Origin(**record["base"]), policy.adapter.base
+        if wanted.fingerprint != have.fingerprint:
+            base = self._bare()
+            if wanted.source is not None:
+                load_weights(base, self.read_base(wanted, "the checkpoint", "ckpt_path"), "ckpt_path")
+            if fingerprint_of(base.state_dict()) != wanted.fingerprint:
+                raise ValueError(_other_base("ckpt_path", "the checkpoint", wanted))
+            load_base(policy.model, base.state_dict(), "ckpt_path", wanted.source or self.model)
+        policy.adapter.base = wanted
+
+
+def _is_shorthand(targets: list[str] | str) -> bool:
+    return isinstance(targets, str) and targets.lower() == "all-linear"
+
+
+def settings_of(stored: StoredPolicy) -> LoRA:
+    """The settings that an adapter was trained with."""
+    assert stored.adapter is not None
+    return LoRA(**stored.adapter["settings"])
+
+
+def check_record(lora: LoRA | None, record: dict[str, Any] | None, what: str, *, resumed: bool = False) -> None:
+    """Refuses a checkpoint whose adapter is not of a run's settings.
+
+    Args:
+        lora: Of the run.
+        record: What the checkpoint keeps beside an adapter's weights; None: it holds a whole policy.
+        what: Argument and file, which the message starts with.
+        resumed: Whether the checkpoint is resumed, so that a whole policy is no start for a new adapter.
+
+    Raises:
+        ValueError: Only one of them has an adapter, or they differ in what the weights are multiplied by.
+    """
+    if record is None:
+        if resumed and lora is not None:
+            raise ValueError(
+                f"{what} holds a whole policy, and this run has lora; valid: lora: null, or the file as weights to "
+                "train an adapter over it"
+            )
+        return
+    settings = record["settings"]
+    if lora is None:
+        raise ValueError(
+            f"{what} holds an adapter over a frozen model, and this run has none; valid: lora with rank "
+            f"{settings['rank']} and alpha {settings['alpha']:g}, or a folder that export makes of it as model"
+        )
+    for name in ("rank", "alpha", "rslora"):
+        if getattr(lora, name) != settings[name]:
+            raise ValueError(
+                f"{what} holds an adapter with lora.{name} {settings[name]!r}, and this run has "
+                f"{getattr(lora, name)!r}; valid: {settings[name]!r}"
+            )
+
+
+def _other_base(argument: str, path: str, base: Origin) -> str:
+    return (
+        f"{argument}: {path} holds an adapter over {base.source or 'the model'}, which has other weights now, or this "
+        "run keeps them in another dtype; valid: the weights it was trained over"
+    )
