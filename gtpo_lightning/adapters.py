@@ -148,14 +148,14 @@ def adapter_of_folder(folder: str) -> dict[str, Tensor]:
 
     tensors, old = Path(folder) / "adapter_model.safetensors", Path(folder) / "adapter_model.bin"
     try:
-        if tensors.is_file():
-            return load_file(tensors)
-        return dict(torch.load(old, map_location="cpu", weights_only=True))
+        found = load_file(tensors) if tensors.is_file() else torch.load(old, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a file of another kind makes the readers raise
         raise ValueError(
             f"adapter: {folder!r} holds no adapter_model.safetensors that can be read ({type(error).__name__}); valid: "
             "a folder written by peft's save_pretrained or by export --adapter_only"
         ) from error
+    # peft adds the whole weight below an adapter of embeddings, which is the model's own.
+    return {name: value for name, value in found.items() if not name.endswith(".base_layer.weight")}
 
 
 @torch.no_grad()

@@ -55,7 +55,9 @@ def test_without_peft_the_extra_is_named(monkeypatch):
 def saved(folder, **settings):
     """An adapter that peft itself wrote, with weights that do something."""
     torch.manual_seed(3)
-    model = get_peft_model(load_model("tiny"), LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **settings}))
+    model = get_peft_model(
+        load_model("tiny"), LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **settings})
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and "lora_B" in name:
@@ -98,7 +100,7 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"adapter: .*holds no adapter_config.json"):
         GTPOModule("tiny", adapter=str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{")
-    with pytest.raises(ValueError, match="holds no adapter_config.json that can be read"):
+    with pytest.raises(ValueError, match=r"holds no adapter_config\.json that can be read"):
         GTPOModule("tiny", adapter=str(tmp_path))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "IA3"}))
     with pytest.raises(ValueError, match="peft_type: IA3"):
