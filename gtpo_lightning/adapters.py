@@ -34,6 +34,7 @@ __all__ = [
     "second_adapter",
     "seed_dropout",
     "trained_part",
+    "untied",
     "with_second_adapter",
     "without_adapter",
 ]
@@ -276,6 +277,22 @@ def adapter_dropouts(model: nn.Module) -> list[nn.Module]:
     """The modules that drop inputs of adapters."""
     places = (module.lora_dropout for module in model.modules() if hasattr(module, "lora_A"))
     return [dropout for place in places for dropout in place.values()]  # type: ignore[operator,union-attr]
+
+
+def untied(model: PreTrainedModel) -> None:
+    """Gives the head a weight of its own where it shares the embeddings' and an adapter changes one of the two.
+
+    Merging would else change both, and a saved model would tie them again.
+    """
+    places = (model.get_input_embeddings(), model.get_output_embeddings())
+    config = model.config.get_text_config(decoder=True)
+    adapted = any(hasattr(place, "base_layer") or hasattr(place, "modules_to_save") for place in places)
+    if not adapted or not config.tie_word_embeddings:
+        return
+    head: Any = places[1]
+    head = getattr(head, "base_layer", getattr(head, "original_module", head))
+    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    config.tie_word_embeddings = model.config.tie_word_embeddings = False
 
 
 # Checkpoints

@@ -28,6 +28,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from gtpo_lightning.quantization import quantization_config, unpacked
+
 __all__ = [
     "EMBEDDED",
     "check_name",
@@ -121,13 +123,21 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def load_model(name: str, *, dtype: str = "float32", attention: str | None = None, **config: Any) -> PreTrainedModel:
+def load_model(
+    name: str,
+    *,
+    dtype: str = "float32",
+    attention: str | None = None,
+    quantization: str | None = None,
+    **config: Any,
+) -> PreTrainedModel:
     """The model with its weights, in evaluation mode.
 
     Args:
         name: Hub id, folder or embedded name.
         dtype: `float32`, `bfloat16` or `float16`: how weights are kept.
         attention: Attention kernel of transformers; None takes its default.
+        quantization: `4bit` for weights in 4 bits, of a hub id or folder; the rest, and products, are of `dtype` then.
         **config: Overrides of the model's configuration.
 
     Raises:
@@ -149,8 +159,11 @@ def load_model(name: str, *, dtype: str = "float32", attention: str | None = Non
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=_SMOLLM2_FILE, dtype=torch_dtype, **config)
         return _as_dense(model).eval()
     check_name(name)
+    if quantization is not None:
+        config["quantization_config"] = quantization_config(torch_dtype)
     try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=torch_dtype, **config).eval()
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch_dtype, **config).eval()
+        return unpacked(model) if quantization is not None else model
     except OSError as error:
         raise ValueError(
             f"model: no weights can be read from {name!r} ({str(error).splitlines()[0]}); valid: a hub id that can be "

@@ -78,7 +78,8 @@ class GTPOModule(PolicyModule):
         lora: Settings of adapters that are trained in place of the model, see `PolicyModule`; null trains all of it.
         adapter: A folder with a trained adapter to start from, written by peft or by `export --adapter_only`.
         dtype: How weights are kept: `float32`, `bfloat16` or `float16`; adapters are always kept in float32.
-        attention: Attention kernel of transformers; null takes its default.
+        quantization: `4bit` keeps the frozen weights below `lora` in 4 bits, by bitsandbytes.
+        attention: Attention kernel of transformers; null takes flash attention where it can be had, else the default.
         gradient_checkpointing: Whether the model's layers run again in the backward pass and keep no activations.
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
@@ -117,6 +118,7 @@ class GTPOModule(PolicyModule):
         lora: LoRA | None = None,
         adapter: str | None = None,
         dtype: str = "float32",
+        quantization: Literal["4bit"] | None = None,
         attention: str | None = None,
         gradient_checkpointing: bool = False,
         system_prompt: str = SYSTEM_PROMPT,
@@ -143,6 +145,7 @@ class GTPOModule(PolicyModule):
             lora=lora,
             adapter=adapter,
             dtype=dtype,
+            quantization=quantization,
             attention=attention,
             gradient_checkpointing=gradient_checkpointing,
             system_prompt=system_prompt,

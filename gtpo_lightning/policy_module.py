@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -59,8 +59,9 @@ class PolicyModule(pl.LightningModule):
         adapter: A folder with a trained adapter to start from, written by peft or by `export --adapter_only`.
         dtype: How weights are kept: `float32`, `bfloat16` or `float16`; adapters are always kept in float32. Mixed
             precision is the trainer's `precision`.
-        attention: Attention kernel of transformers, such as `sdpa`, `eager` or `flash_attention_2`; null takes its
-            default.
+        quantization: `4bit` keeps the frozen weights below `lora` in 4 bits (NF4), by the package bitsandbytes.
+        attention: Attention kernel of transformers, such as `sdpa`, `eager` or `flash_attention_2`; null takes flash
+            attention where it can be had (the package flash_attn, a GPU, `dtype` in half precision), else the default.
         gradient_checkpointing: Whether the model's layers run again in the backward pass and keep no activations. Less
             memory for one more forward; `micro_batch_size` does the same for rows, and both add up.
         system_prompt: Instruction that asks for the answer format; empty for none.
@@ -85,6 +86,7 @@ class PolicyModule(pl.LightningModule):
         lora: LoRA | None = None,
         adapter: str | None = None,
         dtype: str = "float32",
+        quantization: Literal["4bit"] | None = None,
         attention: str | None = None,
         gradient_checkpointing: bool = False,
         system_prompt: str = SYSTEM_PROMPT,
@@ -126,7 +128,16 @@ class PolicyModule(pl.LightningModule):
         self.build_optimizer = optimizer
         self.build_lr_scheduler = lr_scheduler
         self.codec = _codec(model, system_prompt, prompt_template)
-        self.source = PolicySource(model, dtype, attention, gradient_checkpointing, self.lora, adapter, self.seed)
+        self.source = PolicySource(
+            model,
+            dtype=dtype,
+            attention=attention,
+            gradient_checkpointing=gradient_checkpointing,
+            lora=self.lora,
+            adapter=adapter,
+            quantization=quantization,
+            seed=self.seed,
+        )
         """Makes the policy, and others of the same model."""
         self.policy: Policy = None  # type: ignore[assignment]
         self._engine: Engine | None = None
@@ -135,6 +146,7 @@ class PolicyModule(pl.LightningModule):
         """Reads the weights once, in the strategy's context."""
         if self.policy is not None:
             return
+        self.source.device = "cpu" if self._trainer is None else self._trainer.strategy.root_device.type
         self.policy = self.source.start(self.weights)
         self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
         self.codec.vocab_size = self.policy.causal_lm.config.get_text_config(decoder=True).vocab_size

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from gtpo_lightning.adapters import (
     Adapter,
@@ -16,12 +20,16 @@ from gtpo_lightning.adapters import (
     load_base,
     put_on,
 )
+from gtpo_lightning.attention import default_attention
 from gtpo_lightning.checkpoints import Origin, StoredPolicy, fingerprint_of, load_weights, read_policy
 from gtpo_lightning.lora import LoRA
-from gtpo_lightning.models import load_model, skeleton
+from gtpo_lightning.models import EMBEDDED, load_model, skeleton
 from gtpo_lightning.policy import Policy
+from gtpo_lightning.quantization import check_quantization
 
 __all__ = ["PolicySource", "check_record", "settings_of"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -31,14 +39,17 @@ class PolicySource:
     Args:
         model: Hub id, folder or embedded name.
         dtype: How weights are kept; adapters are kept in fp32.
-        attention: Attention kernel of transformers; None takes its default.
+        attention: Attention kernel of transformers; None: flash attention or the default.
         gradient_checkpointing: Whether layers run again in the backward pass.
         lora: Settings of the adapter that is trained; None: the whole model is.
         adapter: A folder with the trained adapter to start from.
+        quantization: `4bit` for frozen weights in 4 bits.
         seed: Of the first weights of an adapter.
+        device: Type of the device that policies will be on.
 
     Raises:
-        ValueError: The adapter's settings name modules that the model does not have; no weights are read for that.
+        ValueError: 4 bits that cannot be had, or adapter settings that name modules which the model does not have; no
+            weights are read for that.
     """
 
     model: str
@@ -47,10 +58,13 @@ class PolicySource:
     gradient_checkpointing: bool = False
     lora: LoRA | None = None
     adapter: str | None = None
+    quantization: str | None = None
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         lora = self.lora
+        check_quantization(self.quantization, lora, embedded=self.model in EMBEDDED)
         if lora is not None and (lora.modules_to_save or not _is_shorthand(lora.targets)):
             check_targets(skeleton(self.model), lora)
 
@@ -73,9 +87,7 @@ class PolicySource:
                     "valid: one of them"
                 )
             return self._adapted(stored)
-        policy = self._bare()
-        if stored is not None:
-            load_weights(policy, stored)
+        policy = self._whole(stored)
         if self.lora is None:
             return policy
         self._put_on(policy, self.lora, Origin.of(weights, fingerprint_of(policy.state_dict())))
@@ -87,30 +99,58 @@ class PolicySource:
 
     def of_checkpoint(self, weights: str | None) -> Policy:
         """The policy of a checkpoint as it was trained, whatever this run's adapter is; None: the model's own."""
-        stored = None if weights is None else read_policy(weights)
-        if stored is not None and stored.adapter is not None:
-            return self._adapted(stored)
-        policy = self._bare()
+        return self._whole() if weights is None else self.of_stored(read_policy(weights))
+
+    def of_stored(
+        self, stored: StoredPolicy, argument: str = "weights", *, whole: Callable[[Any], Any] | None = None
+    ) -> Policy:
+        """The policy of a checkpoint that was read.
+
+        Args:
+            stored: What was read.
+            argument: What errors name.
+            whole: Changes the model before an adapter is put over it.
+        """
+        if stored.adapter is not None:
+            return self._adapted(stored, argument, whole)
+        return self._whole(stored, argument)
+
+    def _whole(self, stored: StoredPolicy | None = None, argument: str = "weights") -> Policy:
+        """The policy without an adapter, with the weights of a checkpoint that holds all of them or with its own."""
+        if stored is not None and self.quantization is not None:
+            raise ValueError(
+                f"{argument}: {stored.path!r} holds dense weights, which cannot be read into 4 bits; valid: a folder "
+                "that export makes of it as model, or quantization: null"
+            )
+        policy = Policy(self._load(), gradient_checkpointing=self.gradient_checkpointing)
         if stored is not None:
-            load_weights(policy, stored)
+            load_weights(policy, stored, argument)
         return policy
 
-    def _bare(self) -> Policy:
-        model = load_model(self.model, dtype=self.dtype, attention=self.attention)
-        return Policy(model, gradient_checkpointing=self.gradient_checkpointing)
+    def _load(self) -> PreTrainedModel:
+        attention = self.attention or default_attention(self.dtype, self.device)
+        try:
+            return load_model(self.model, dtype=self.dtype, attention=attention, quantization=self.quantization)
+        except (ImportError, ValueError):
+            if attention == self.attention:
+                raise
+            logger.info("%s cannot use %s; the default attention of transformers is used", self.model, attention)
+        return load_model(self.model, dtype=self.dtype, quantization=self.quantization)
 
-    def _adapted(self, stored: StoredPolicy) -> Policy:
+    def _adapted(
+        self, stored: StoredPolicy, argument: str = "weights", whole: Callable[[Any], Any] | None = None
+    ) -> Policy:
         """The policy of a checkpoint that holds adapter weights only."""
-        policy = self._bare()
         base = stored.base
-        if base.source is not None:
-            load_weights(policy, self.read_base(base, stored.path, "weights"))
+        policy = self._whole(None if base.source is None else self.read_base(base, stored.path, argument), argument)
         found = fingerprint_of(policy.state_dict())
         if base.fingerprint not in (None, found):
-            raise ValueError(_other_base("weights", stored.path, base))
+            raise ValueError(_other_base(argument, stored.path, base))
+        if whole is not None:
+            policy.model = whole(policy.model)
         self._put_on(policy, settings_of(stored), Origin(base.source, found))
         tensors = adapter_of_state(stored.weights)
-        load_adapter(policy.model, tensors, "weights", stored.path)
+        load_adapter(policy.model, tensors, argument, stored.path)
         self._started(policy, Origin.of(stored.path, fingerprint_of(tensors)))
         return policy
 
@@ -162,9 +202,8 @@ class PolicySource:
             return
         wanted, have = Origin(**record["base"]), policy.adapter.base
         if wanted.fingerprint != have.fingerprint:
-            base = self._bare()
-            if wanted.source is not None:
-                load_weights(base, self.read_base(wanted, "the checkpoint", "ckpt_path"), "ckpt_path")
+            stored = None if wanted.source is None else self.read_base(wanted, "the checkpoint", "ckpt_path")
+            base = self._whole(stored, "ckpt_path")
             if fingerprint_of(base.state_dict()) != wanted.fingerprint:
                 raise ValueError(_other_base("ckpt_path", "the checkpoint", wanted))
             load_base(policy.model, base.state_dict(), "ckpt_path", wanted.source or self.model)
