@@ -106,7 +106,7 @@ def check_targets(model: nn.Module, lora: LoRA) -> None:
     linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
     for setting, given in (("targets", lora.targets), ("modules_to_save", lora.modules_to_save or [])):
         if isinstance(given, str):
-            if given.lower() == "all-linear" or any(re.fullmatch(given, name) for name in names):
+            if lora.all_linear or any(re.fullmatch(given, name) for name in names):
                 continue
             wrong = [given]
         else:

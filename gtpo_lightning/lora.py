@@ -73,6 +73,11 @@ class LoRA:
                 f"lora.modules_to_save: {self.modules_to_save!r} is not valid; valid: null or a list of module names"
             )
 
+    @property
+    def all_linear(self) -> bool:
+        """Whether the targets are every linear layer but the head."""
+        return isinstance(self.targets, str) and self.targets.lower() == "all-linear"
+
     def plain(self) -> dict[str, Any]:
         """Plain values, for a checkpoint that is read without running code."""
         return asdict(self)

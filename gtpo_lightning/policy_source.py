@@ -22,7 +22,7 @@ from gtpo_lightning.adapters import (
 )
 from gtpo_lightning.attention import default_attention
 from gtpo_lightning.checkpoints import Origin, StoredPolicy, fingerprint_of, load_weights, read_policy
-from gtpo_lightning.lora import LoRA
+from gtpo_lightning.lora import LoRA, require_peft
 from gtpo_lightning.models import EMBEDDED, load_model, skeleton
 from gtpo_lightning.policy import Policy
 from gtpo_lightning.quantization import check_quantization
@@ -63,10 +63,12 @@ class PolicySource:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        lora = self.lora
-        check_quantization(self.quantization, lora, embedded=self.model in EMBEDDED)
-        if lora is not None and (lora.modules_to_save or not _is_shorthand(lora.targets)):
-            check_targets(skeleton(self.model), lora)
+        check_quantization(self.quantization, self.lora, embedded=self.model in EMBEDDED)
+        if self.lora is None:
+            return
+        require_peft()
+        if self.lora.modules_to_save or not self.lora.all_linear:
+            check_targets(skeleton(self.model), self.lora)
 
     def start(self, weights: str | None) -> Policy:
         """The policy that training starts with.
@@ -80,7 +82,7 @@ class PolicySource:
         """
         stored = None if weights is None else read_policy(weights)
         if stored is not None and stored.adapter is not None:
-            self._check_settings(stored, "weights")
+            check_record(self.lora, stored.adapter, f"weights: {stored.path!r}")
             if self.adapter is not None:
                 raise ValueError(
                     f"adapter: {self.adapter!r} and the adapter of weights {weights!r} cannot both be the start; "
@@ -90,11 +92,11 @@ class PolicySource:
         policy = self._whole(stored)
         if self.lora is None:
             return policy
-        self._put_on(policy, self.lora, Origin.of(weights, fingerprint_of(policy.state_dict())))
+        adapter = self._put_on(policy, self.lora, Origin.of(weights, fingerprint_of(policy.state_dict())))
         if self.adapter is not None:
             tensors = adapter_of_folder(self.adapter)
             load_adapter(policy.model, tensors, "adapter", self.adapter)
-            self._started(policy, Origin.of(self.adapter, fingerprint_of(tensors)))
+            adapter.start = Origin.of(self.adapter, fingerprint_of(tensors))
         return policy
 
     def of_checkpoint(self, weights: str | None) -> Policy:
@@ -148,21 +150,18 @@ class PolicySource:
             raise ValueError(_other_base(argument, stored.path, base))
         if whole is not None:
             policy.model = whole(policy.model)
-        self._put_on(policy, settings_of(stored), Origin(base.source, found))
+        adapter = self._put_on(policy, settings_of(stored), Origin(base.source, found))
         tensors = adapter_of_state(stored.weights)
         load_adapter(policy.model, tensors, argument, stored.path)
-        self._started(policy, Origin.of(stored.path, fingerprint_of(tensors)))
+        adapter.start = Origin.of(stored.path, fingerprint_of(tensors))
         return policy
 
-    def _put_on(self, policy: Policy, lora: LoRA, base: Origin) -> None:
+    def _put_on(self, policy: Policy, lora: LoRA, base: Origin) -> Adapter:
+        """Puts a fresh adapter over a policy's model."""
         policy.model = put_on(policy.causal_lm, lora, self.seed)  # type: ignore[assignment]
         untrained = fingerprint_of(adapter_weights(policy.model))
         policy.adapter = Adapter(lora, base, untrained, start=Origin(None, base.fingerprint))
-
-    @staticmethod
-    def _started(policy: Policy, start: Origin) -> None:
-        assert policy.adapter is not None
-        policy.adapter.start = start
+        return policy.adapter
 
     @staticmethod
     def read_base(base: Origin, path: str, argument: str) -> StoredPolicy:
@@ -178,14 +177,6 @@ class PolicySource:
                 "the file where it was, or in a resumed run weights with its place now"
             )
         return read_policy(base.source, argument)
-
-    def _check_settings(self, stored: StoredPolicy, argument: str) -> None:
-        """Refuses an adapter of other settings, which would compute another policy than was trained.
-
-        Raises:
-            ValueError: The run has no adapter, or one of another rank or scale.
-        """
-        check_record(self.lora, stored.adapter, f"{argument}: {stored.path!r}")
 
     def resume(self, policy: Policy, record: dict[str, Any] | None) -> None:
         """Makes sure that a restored adapter lies over what it was trained over.
@@ -208,10 +199,6 @@ class PolicySource:
                 raise ValueError(_other_base("ckpt_path", "the checkpoint", wanted))
             load_base(policy.model, base.state_dict(), "ckpt_path", wanted.source or self.model)
         policy.adapter.base = wanted
-
-
-def _is_shorthand(targets: list[str] | str) -> bool:
-    return isinstance(targets, str) and targets.lower() == "all-linear"
 
 
 def settings_of(stored: StoredPolicy) -> LoRA:
