@@ -24,10 +24,11 @@ class KLPenalty(RLCallback):
     temperature of the rollout; token weights and filters do not touch it. From the second update of a rollout on, its
     tokens are still those of the policy that sampled.
 
-    The reference π_ref is the policy at the start of training, a frozen copy beside it: so the KL of the first step is
-    0. Its log-probs are computed once a rollout, without gradient, in the chunks of `micro_batch_size`. A checkpoint
-    does not hold it; a resumed run makes it again from the model or from the `weights` the run started with, and
-    refuses to go on where those are gone or changed. Logs `train/kl`, the mean over completion tokens, nats.
+    The reference π_ref is the policy at the start of training: a frozen copy beside it, or where adapters are trained
+    the same policy with them switched off or with a copy of those it started from. So the KL of the first step is 0.
+    Its log-probs are computed once a rollout, without gradient, in the chunks of `micro_batch_size`. A checkpoint does
+    not hold it; a resumed run makes it again from the model or from the `weights` the run started with, and refuses to
+    go on where those are gone or changed. Logs `train/kl`, the mean over completion tokens, nats.
 
     Source: Shao et al., arXiv 2402.03300.
 

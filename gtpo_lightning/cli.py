@@ -46,6 +46,13 @@ PARTS: dict[str, type[pl.Callback]] = {
 """Every part and the key it has in YAML and on the command line; null switches it off."""
 
 
+_TOOLS = {
+    "ablate": "gtpo_lightning.ablation",
+    "report": "gtpo_lightning.report",
+    "export": "gtpo_lightning.export",
+}
+
+
 class GTPOCLI(LightningCLI):
     """`LightningCLI` with slots for the parts, and a command line that wins over a checkpoint's hyper-parameters."""
 
@@ -68,7 +75,8 @@ class GTPOCLI(LightningCLI):
         path = self.config[subcommand].get("ckpt_path") if subcommand else None
         if not path or not _is_checkpoint_file(path):
             return
-        stored = torch.load(path, weights_only=True, map_location="cpu", mmap=True).get("hyper_parameters", {})
+        checkpoint = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        stored = checkpoint.get("hyper_parameters", {})
         given = self._given[subcommand].get("model") or {}
         trained, asked = stored.pop("_class_path", None), given.get("class_path")
         if trained is None or asked is None:
@@ -79,7 +87,7 @@ class GTPOCLI(LightningCLI):
                 f"same module, or --model.weights {path} to start a new run from its policy"
             )
         init_args = self.config[subcommand].model.init_args
-        init_args["weights"] = None  # the checkpoint has the weights, and their first source may be gone
+        _forget_start(init_args, checkpoint.get("adapter"))
         explicit = set(vars(given.get("init_args") or Namespace()))
         self._tell_changes({name: value for name, value in stored.items() if name in explicit}, init_args)
         arguments = set(signature(import_object(asked)).parameters)
@@ -147,6 +155,19 @@ class GTPOCLI(LightningCLI):
         return self._instantiate_trainer(config, [part for part in parts if part is not None])
 
 
+def _forget_start(init_args: Namespace, adapter: dict[str, Any] | None) -> None:
+    """Takes away what a run started from: the checkpoint has the weights, and their first source may be gone.
+
+    A checkpoint of adapters needs what they lie over, and has its place if that is no longer where it was given.
+    """
+    for name in ("weights", "adapter"):
+        given = init_args.get(name)
+        if given is not None and (adapter is None or not Path(given).exists()):
+            init_args[name] = None
+    if adapter is not None and init_args.get("weights") is None:
+        init_args["weights"] = adapter["base"]["source"]
+
+
 def _is_checkpoint_file(path: str) -> bool:
     """Whether a checkpoint is a file; other forms are left to Lightning, a path to nothing is refused.
 
@@ -195,11 +216,11 @@ def main(args: list[str] | None = None) -> GTPOCLI | None:
         args: Arguments; None takes those of the process.
 
     Returns:
-        The command line after its run, with `trainer`, `model` and `datamodule`; None after `ablate` and `report`,
-        which run and read whole grids and end the process where they fail.
+        The command line after its run, with `trainer`, `model` and `datamodule`; None after `ablate`, `report` and
+        `export`, which run and read whole grids or convert a checkpoint, and end the process where they fail.
     """
     words = sys.argv[1:] if args is None else args
-    if words[:1] in (["ablate"], ["report"]):
+    if words[:1] and words[0] in _TOOLS:
         _run_tool(*words)
         return None
     _show_log()
@@ -232,14 +253,17 @@ def _parse(kind: type[GTPOCLI], args: list[str] | None) -> GTPOCLI:
         subclass_mode_data=True,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
-        parser_kwargs={"epilog": "Also: ablate runs a grid of runs, report shows runs on a page; both have --help."},
+        parser_kwargs={
+            "epilog": "Also: ablate runs a grid of runs, report shows runs on a page, export makes a folder of a "
+            "checkpoint that other programs load; each has --help."
+        },
         args=args,
     )
 
 
 def _run_tool(name: str, *args: str) -> None:
-    """Runs `ablate` or `report`; a failure ends the process with its exit code."""
-    tool: Any = import_module("gtpo_lightning.ablation" if name == "ablate" else "gtpo_lightning.report")
+    """Runs one of the other commands; a failure ends the process with its exit code."""
+    tool: Any = import_module(_TOOLS[name])
     code = tool.main(list(args), check) if name == "ablate" else tool.main(list(args))
     if code:
         raise SystemExit(code)

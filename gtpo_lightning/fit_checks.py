@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from gtpo_lightning.hooks import RLCallback
 
-__all__ = ["check_fit"]
+__all__ = ["check_fit", "lost_share"]
 
 
 def check_fit(trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -20,7 +22,7 @@ def check_fit(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         ValueError: Two callbacks of one kind.
     """
     _refuse_doubled_parts(trainer)
-    _warn_of_half_precision(module)
+    _warn_of_half_precision(trainer, module)
     _warn_of_short_windows(trainer)
     _warn_of_forgetful_loader(trainer)
 
@@ -36,14 +38,39 @@ def _refuse_doubled_parts(trainer: pl.Trainer) -> None:
         )
 
 
-def _warn_of_half_precision(module: pl.LightningModule) -> None:
-    half = {p.dtype for p in module.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
-    if half:
-        rank_zero_warn(
-            f"the only copy of the trained weights is in half precision ({', '.join(map(str, half))}), in which "
-            "updates of a small learning rate round away (at 1e-6 a bfloat16 weight of 1.0 never moves); dtype float32 "
-            "with trainer.precision bf16-mixed keeps fp32 masters"
-        )
+def _warn_of_half_precision(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    weights = [p for p in module.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
+    if not weights:
+        return
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    rate = max((float(group.get("initial_lr", group["lr"])) for group in groups), default=0.0)
+    kinds = ", ".join(sorted({str(p.dtype) for p in weights}))
+    rank_zero_warn(
+        f"the only copy of the trained weights is in half precision ({kinds}), in which small updates round away: at "
+        f"the learning rate {rate:g}, {lost_share(weights, rate):.0%} of them do not move in a step of Adam; dtype "
+        "float32 with trainer.precision bf16-mixed keeps fp32 masters, and lora keeps adapters in fp32"
+    )
+
+
+@torch.no_grad()
+def lost_share(weights: Sequence[Tensor], step: float) -> float:
+    """The share of weights that a step of this size, up or down, rounds back to what they were.
+
+    Args:
+        weights: In the precision they are kept in; of sharded ones, this process's part.
+        step: About the learning rate, for Adam and its kin.
+
+    Example:
+        >>> lost_share([torch.tensor([1.0, 1e-5], dtype=torch.bfloat16)], 1e-6)
+        0.5
+    """
+    lost = total = 0
+    for weight in weights:
+        local = weight.detach()
+        local = local.to_local() if hasattr(local, "to_local") else local  # type: ignore[operator]
+        lost += int((((local + step) == local) & ((local - step) == local)).sum())
+        total += local.numel()
+    return lost / max(total, 1)
 
 
 def _warn_of_short_windows(trainer: pl.Trainer) -> None:

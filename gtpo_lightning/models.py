@@ -18,6 +18,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
@@ -27,7 +28,17 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-__all__ = ["EMBEDDED", "check_name", "load_model", "load_tokenizer", "tiny_model", "tiny_tokenizer"]
+from gtpo_lightning.quantization import quantization_config, unpacked
+
+__all__ = [
+    "EMBEDDED",
+    "check_name",
+    "load_model",
+    "load_tokenizer",
+    "skeleton",
+    "tiny_model",
+    "tiny_tokenizer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +123,21 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def load_model(name: str, *, dtype: str = "float32", attention: str | None = None, **config: Any) -> PreTrainedModel:
+def load_model(
+    name: str,
+    *,
+    dtype: str = "float32",
+    attention: str | None = None,
+    quantization: str | None = None,
+    **config: Any,
+) -> PreTrainedModel:
     """The model with its weights, in evaluation mode.
 
     Args:
         name: Hub id, folder or embedded name.
         dtype: `float32`, `bfloat16` or `float16`: how weights are kept.
         attention: Attention kernel of transformers; None takes its default.
+        quantization: `4bit` for weights in 4 bits, of a hub id or folder; the rest, and products, are of `dtype` then.
         **config: Overrides of the model's configuration.
 
     Raises:
@@ -140,13 +159,41 @@ def load_model(name: str, *, dtype: str = "float32", attention: str | None = Non
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=_SMOLLM2_FILE, dtype=torch_dtype, **config)
         return _as_dense(model).eval()
     check_name(name)
+    if quantization is not None:
+        config["quantization_config"] = quantization_config(torch_dtype)
     try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=torch_dtype, **config).eval()
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch_dtype, **config).eval()
+        return unpacked(model) if quantization is not None else model
     except OSError as error:
         raise ValueError(
             f"model: no weights can be read from {name!r} ({str(error).splitlines()[0]}); valid: a hub id that can be "
             f"reached or is in the local cache, a folder written by save_pretrained, or one of {', '.join(EMBEDDED)}"
         ) from error
+
+
+def skeleton(name: str) -> nn.Module:
+    """The model's modules, in which the weights may be missing: quick to make, for looking up names.
+
+    Args:
+        name: Hub id, folder or embedded name.
+
+    Raises:
+        ValueError: No configuration of that name can be read.
+    """
+    if name == "tiny":
+        return tiny_model(len(tiny_tokenizer()))
+    try:
+        embedded = name == "smollm2-135m"
+        source = {"gguf_file": _SMOLLM2_FILE} if embedded else {}
+        config = AutoConfig.from_pretrained(_smollm2_folder() if embedded else name, **source)
+    except OSError as error:
+        raise ValueError(
+            f"model: no configuration can be read from {name!r} ({str(error).splitlines()[0]}); valid: a hub id that "
+            "can be reached or is in the local cache, a folder written by save_pretrained, or one of "
+            f"{', '.join(EMBEDDED)}"
+        ) from error
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
 
 
 def check_name(name: str | None) -> str:

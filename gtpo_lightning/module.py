@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -16,11 +15,12 @@ from gtpo_lightning.distributed import gather_objects, of_this_rank
 from gtpo_lightning.engines import Sampling
 from gtpo_lightning.functional import group_advantages, policy_loss
 from gtpo_lightning.hooks import call_rl_hooks
+from gtpo_lightning.lora import LoRA
 from gtpo_lightning.monitor import Monitor
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.policy import Policy
 from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
-from gtpo_lightning.reference import Reference, ignore_missing_reference, start_origin
+from gtpo_lightning.reference import AdapterReference, Reference, ignore_missing_reference, make_reference, start_origin
 from gtpo_lightning.resampling import resample
 from gtpo_lightning.rewards import RewardFunctions, SoftOverlong
 from gtpo_lightning.rewards.composition import check_limits
@@ -75,8 +75,12 @@ class GTPOModule(PolicyModule):
         mask_truncated: Whether completions cut by the length limit are left out of the loss. Their rewards stay in the
             group's mean: they were sampled by the policy, and dropping the worst ones would bias the baseline upwards.
         weights: A checkpoint of this package whose policy is the start.
-        dtype: How weights are kept: `float32`, `bfloat16` or `float16`.
-        attention: Attention kernel of transformers; null takes its default.
+        lora: Settings of adapters that are trained in place of the model, see `PolicyModule`; null trains all of it.
+        adapter: A folder with a trained adapter to start from, written by peft or by `export --adapter_only`.
+        dtype: How weights are kept: `float32`, `bfloat16` or `float16`; adapters are always kept in float32.
+        quantization: `4bit` keeps the frozen weights below `lora` in 4 bits, by bitsandbytes.
+        attention: Attention kernel of transformers; null takes flash attention where it can be had, else the default.
+        gradient_checkpointing: Whether the model's layers run again in the backward pass and keep no activations.
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
         rollout_batch_size: Prompts sampled at once; null samples all of a step together.
@@ -111,8 +115,12 @@ class GTPOModule(PolicyModule):
         loss_temperature: float | None = None,
         mask_truncated: bool = False,
         weights: str | None = None,
+        lora: LoRA | None = None,
+        adapter: str | None = None,
         dtype: str = "float32",
+        quantization: Literal["4bit"] | None = None,
         attention: str | None = None,
+        gradient_checkpointing: bool = False,
         system_prompt: str = SYSTEM_PROMPT,
         prompt_template: str = PLAIN_TEMPLATE,
         rollout_batch_size: int | None = None,
@@ -134,8 +142,12 @@ class GTPOModule(PolicyModule):
         super().__init__(
             model,
             weights=weights,
+            lora=lora,
+            adapter=adapter,
             dtype=dtype,
+            quantization=quantization,
             attention=attention,
+            gradient_checkpointing=gradient_checkpointing,
             system_prompt=system_prompt,
             prompt_template=prompt_template,
             max_completion_length=max_completion_length,
@@ -147,6 +159,7 @@ class GTPOModule(PolicyModule):
             lr_scheduler=lr_scheduler,
         )
         self.save_hyperparameters(ignore=not_plain(arguments))
+        self.save_hyperparameters({"lora": None if self.lora is None else self.lora.plain()})
         self.reward_functions = reward_functions
         self.sampling = sampling
         self.advantage_scale = advantage_scale
@@ -160,25 +173,23 @@ class GTPOModule(PolicyModule):
         self.entropy_grad = False
         """Whether entropies carry a gradient; a callback that needs it sets it in its `setup`."""
         self.wants_reference = False
-        """Whether a frozen copy of the start policy is kept; a callback that needs it sets it in its `setup`."""
+        """Whether the start policy is kept; a callback that needs it sets it in its `setup`."""
         self.reference_weights: str | None = None
         """A checkpoint whose policy is the reference in place of the start policy; set together with the above."""
-        self.reference: Reference | None = None
-        self._start = start_origin(weights)
+        self.reference: Reference | AdapterReference | None = None
+        self._start: dict[str, str | None] = {}
         self.store = RolloutStore(updates_per_rollout)
         self.normalizer = Normalizer(aggregation)
         self.monitor = Monitor()
         self._restored_rollouts: list[Any] = []
 
     def add_models(self) -> None:
-        """Keeps a frozen copy of the start policy where a callback asked for it."""
+        """Remembers the start policy, and keeps it where a callback asked for it."""
+        if not self._start:
+            self._start = start_origin(self.weights, self.policy)
         if not self.wants_reference or self.reference is not None:
             return
-        given = self.reference_weights is not None
-        if given:
-            self.reference = Reference(self.build_policy(self.reference_weights), self.reference_weights, given=True)
-        else:
-            self.reference = Reference(copy.deepcopy(self.policy), self.weights)
+        self.reference = make_reference(self.policy, self.weights, self.reference_weights, self.build_policy)
         self.register_load_state_dict_post_hook(ignore_missing_reference)
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> Tensor:
@@ -261,7 +272,10 @@ class GTPOModule(PolicyModule):
     @torch.no_grad()
     def reference_logprobs(self, rollout: Rollout) -> Tensor | None:
         """Log-probs (N, T) under the reference, nats, without gradient; None where there is no reference."""
-        return None if self.reference is None else self._read(self.reference.policy, rollout)[0]
+        if self.reference is None:
+            return None
+        with self.reference.reading() as policy:
+            return self._read(policy, rollout)[0]
 
     def _read(self, policy: Policy, rollout: Rollout, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
         return policy.score(
@@ -305,7 +319,7 @@ class GTPOModule(PolicyModule):
             ValueError: `batch` scaling over accumulated batches, whose std would be that of a part of the step.
         """
         super().on_train_start()
-        if self.reference is not None:
+        if isinstance(self.reference, Reference):
             self.reference.eval()  # not earlier: Lightning warns of a model that is partly in evaluation mode
         if self.advantage_scale == "batch" and self.trainer.accumulate_grad_batches > 1:
             raise ValueError(
@@ -348,7 +362,7 @@ class GTPOModule(PolicyModule):
             return
         self._start = start
         if self.reference is not None:
-            self.reference.resume(start, self.build_policy)
+            self.reference = self.reference.resume(start, self.build_policy)
 
 
 def _check_choices(

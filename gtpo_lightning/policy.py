@@ -20,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from gtpo_lightning.engines.cache import KeyValues, export_cache, prefix_cache
+from gtpo_lightning.adapters import Adapter, adapter_dropouts, effective_weight
+from gtpo_lightning.engines.cache import KeyValues, export_cache, prefix_cache, recording_cache
 from gtpo_lightning.functional import logprobs_and_entropies
+from gtpo_lightning.layer_checkpointing import checkpoint_layers
 from gtpo_lightning.lm_head import Head
 
 __all__ = ["Policy", "eval_mode", "position_ids"]
@@ -58,15 +60,21 @@ class Policy(nn.Module):
 
     Args:
         model: Any `AutoModelForCausalLM` whose attention keeps keys and values.
+        gradient_checkpointing: Whether the model's layers run again in the backward pass and keep no activations.
 
     Raises:
-        ValueError: The model's cache is not made of keys and values (a recurrent state), or its head is not a linear
-            map with an optional scale and soft cap.
+        ValueError: The model's cache is not made of keys and values (a recurrent state), its head is not a linear map
+            with an optional scale and soft cap, or it has no layers to checkpoint.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.adapter: Adapter | None = None
+        """What is known of the adapter on the model, if it has one."""
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            checkpoint_layers(model)
         self._check_cache()
         self._cache_keyword = (
             "cache" if "cache" in inspect.signature(self.body.forward).parameters else "past_key_values"
@@ -105,7 +113,8 @@ class Policy(nn.Module):
             getattr(config, "logits_scaling", None) or 1.0
         )
         softcap = getattr(config, "final_logit_softcapping", None)
-        return Head(layer.weight, getattr(layer, "bias", None), scale, None if softcap is None else float(softcap))
+        weight = effective_weight(layer)
+        return Head(weight, getattr(layer, "bias", None), scale, None if softcap is None else float(softcap))
 
     @property
     def max_positions(self) -> int | None:
@@ -162,7 +171,8 @@ class Policy(nn.Module):
         Returns:
             The hidden state after the last prompt token, (B, D), and each layer's keys and values, (B, heads, P, d).
         """
-        cache = DynamicCache()
+        # Layers that run again in the backward pass must not extend the cache a second time.
+        cache = recording_cache() if self.gradient_checkpointing else DynamicCache()
         padded = not bool(mask.all())
         hidden = self.hidden(ids, mask if padded else None, position_ids(mask), cache)
         return hidden[:, -1], export_cache(cache)
@@ -252,8 +262,22 @@ class Policy(nn.Module):
         mask[own:, -1] = 1
         return ids, mask
 
+    @contextmanager
+    def _scoring_mode(self) -> Iterator[None]:
+        """Without dropout, but for that of an adapter where a gradient is taken."""
+        with_dropout = self.adapter is not None and self.adapter.lora.dropout > 0 and torch.is_grad_enabled()
+        dropouts = adapter_dropouts(self.model) if with_dropout else []
+        with eval_mode(self.model):
+            for dropout in dropouts:
+                dropout.training = True
+            try:
+                yield
+            finally:
+                for dropout in dropouts:
+                    dropout.training = False
+
     def _read_prompts(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, KeyValues]:
-        with eval_mode(self.model):  # here and not outside, since a checkpointed chunk runs again in the backward pass
+        with self._scoring_mode():  # here and not outside, since a checkpointed chunk runs again in the backward pass
             return self.prefill(ids, mask)
 
     def _read_completions(
@@ -268,7 +292,7 @@ class Policy(nn.Module):
         entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         """Completions attend to the repeated cache of their prompt; position t is predicted by the state before it."""
-        with eval_mode(self.model):
+        with self._scoring_mode():
             states = last.index_select(0, prompts)[:, None]
             if ids.shape[1] > 1:
                 cache = prefix_cache([(k.index_select(0, prompts), v.index_select(0, prompts)) for k, v in layers])

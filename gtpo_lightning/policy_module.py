@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
+from gtpo_lightning.adapters import seed_dropout, trained_part
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.completion_store import CompletionStore
 from gtpo_lightning.engines import Completions, Engine, OnFinished, Sampling
@@ -21,10 +21,12 @@ from gtpo_lightning.engines.local import LocalEngine
 from gtpo_lightning.fit_checks import check_fit
 from gtpo_lightning.hooks import StepWindow
 from gtpo_lightning.judging import Sample
-from gtpo_lightning.models import EMBEDDED, check_name, load_model, load_tokenizer
+from gtpo_lightning.lora import LoRA, lora_settings
+from gtpo_lightning.models import EMBEDDED, check_name, load_tokenizer
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.optimizer_settings import OptimizerSettings
 from gtpo_lightning.policy import Policy
+from gtpo_lightning.policy_source import PolicySource
 from gtpo_lightning.rewards.pool import close_workers
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
 from gtpo_lightning.schedulers import WarmupCosine
@@ -49,10 +51,20 @@ class PolicyModule(pl.LightningModule):
         model: Hub id, folder, or an embedded name: `tiny`, `smollm2-135m`. On the command line a checkpoint
             (`ckpt_path`) fills it in.
         weights: A checkpoint of this package whose policy is the start, such as that of a supervised warm start. A
-            resumed run (`ckpt_path`) takes its weights from there instead.
-        dtype: How weights are kept: `float32`, `bfloat16` or `float16`. Mixed precision is the trainer's `precision`.
-        attention: Attention kernel of transformers, such as `sdpa`, `eager` or `flash_attention_2`; null takes its
-            default.
+            resumed run (`ckpt_path`) takes its weights from there instead. With `lora` it may hold a whole policy, over
+            which a new adapter is trained, or an adapter that is trained on.
+        lora: Settings of adapters that are trained in place of the model (`rank`, `alpha`, `targets`, …, see `LoRA`).
+            A checkpoint then holds the adapters only, and where what they lie over came from: a resumed run needs that
+            model, and the checkpoint that was given as `weights` where there was one (named again as `weights` if it
+            has moved). Null trains the whole model.
+        adapter: A folder with a trained adapter to start from, written by peft or by `export --adapter_only`.
+        dtype: How weights are kept: `float32`, `bfloat16` or `float16`; adapters are always kept in float32. Mixed
+            precision is the trainer's `precision`.
+        quantization: `4bit` keeps the frozen weights below `lora` in 4 bits (NF4), by the package bitsandbytes.
+        attention: Attention kernel of transformers, such as `sdpa`, `eager` or `flash_attention_2`; null takes flash
+            attention where it can be had (the package flash_attn, a GPU, `dtype` in half precision), else the default.
+        gradient_checkpointing: Whether the model's layers run again in the backward pass and keep no activations. Less
+            memory for one more forward; `micro_batch_size` does the same for rows, and both add up.
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
         max_completion_length: Tokens of a completion at most (T).
@@ -72,8 +84,12 @@ class PolicyModule(pl.LightningModule):
         model: str | None = None,
         *,
         weights: str | None = None,
+        lora: LoRA | None = None,
+        adapter: str | None = None,
         dtype: str = "float32",
+        quantization: Literal["4bit"] | None = None,
         attention: str | None = None,
+        gradient_checkpointing: bool = False,
         system_prompt: str = SYSTEM_PROMPT,
         prompt_template: str = PLAIN_TEMPLATE,
         max_completion_length: int = 512,
@@ -101,8 +117,7 @@ class PolicyModule(pl.LightningModule):
         """Optimizer steps of the checkpoint that the weights were read from."""
         self.model_name = model
         self.weights = weights
-        self.dtype_name = dtype
-        self.attention = attention
+        self.lora = lora_settings(lora, adapter)
         self.temperature = temperature
         self.max_completion_length = max_completion_length
         self.rollout_batch_size = rollout_batch_size
@@ -114,16 +129,30 @@ class PolicyModule(pl.LightningModule):
         self.build_optimizer = optimizer
         self.build_lr_scheduler = lr_scheduler
         self.codec = _codec(model, system_prompt, prompt_template)
+        self.source = PolicySource(
+            model,
+            dtype=dtype,
+            attention=attention,
+            gradient_checkpointing=gradient_checkpointing,
+            lora=self.lora,
+            adapter=adapter,
+            quantization=quantization,
+            seed=self.seed,
+        )
+        """Makes the policy, and others of the same model."""
         self.policy: Policy = None  # type: ignore[assignment]
         self._engine: Engine | None = None
 
     def configure_model(self) -> None:
         """Reads the weights once, in the strategy's context, and splits them where the strategy asks for it."""
         if self.policy is None:
-            self.policy = self.build_policy(self.weights)
+            self.source.device = "cpu" if self._trainer is None else self._trainer.strategy.root_device.type
+            self.policy = self.source.start(self.weights)
             self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
             self.codec.vocab_size = self.policy.causal_lm.config.get_text_config(decoder=True).vocab_size
             self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
+            if self.lora is not None:
+                trained_part(self)
         self.add_models()
         self._keep_buffers_local()
         if self._device_mesh is not None:
@@ -136,10 +165,7 @@ class PolicyModule(pl.LightningModule):
 
     def build_policy(self, weights: str | None) -> Policy:
         """A policy of the model, with the weights of a checkpoint of this package or with the model's own."""
-        policy = Policy(load_model(self.model_name, dtype=self.dtype_name, attention=self.attention))
-        if weights is not None:
-            _load_policy(policy, weights)
-        return policy
+        return self.source.of_checkpoint(weights)
 
     def _keep_buffers_local(self) -> None:
         """Tells DDP to leave buffers alone.
@@ -150,8 +176,17 @@ class PolicyModule(pl.LightningModule):
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Builds the policy before its weights are restored, so that `load_from_checkpoint` works."""
+        """Builds the policy before its weights are restored, so that `load_from_checkpoint` works.
+
+        Raises:
+            ValueError: The checkpoint has no adapter and this module has, or the other way round, or what the adapter
+                lies over is gone or changed.
+        """
+        record = checkpoint.get("adapter")
+        if self.policy is None and self.weights is None and record is not None:
+            self.weights = record["base"]["source"]
         self.configure_model()
+        self.source.resume(self.policy, record)
         self.checkpoint_step = int(checkpoint.get("global_step", 0))
         if self._trainer is not None and self._trainer.state.fn == "fit":
             self.optimizer_settings.load(checkpoint, self.build_optimizer)
@@ -287,6 +322,7 @@ class PolicyModule(pl.LightningModule):
 
     def begin_micro_batch(self, rollout: Rollout) -> None:
         """Counts what the loss of this micro-batch divides by, over all ranks."""
+        seed_dropout(self.lora, self.seed, self.global_step, self.step_window.batches, self.global_rank)
         self.step_window.batches += 1
         self.normalizer.start(rollout, self.trainer)
 
@@ -296,8 +332,10 @@ class PolicyModule(pl.LightningModule):
         self.step_window.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what the optimizer was built with."""
+        """Adds what the optimizer was built with, and what an adapter lies over."""
         checkpoint["optimizer_settings"] = self.optimizer_settings.state_dict()
+        if self.policy.adapter is not None:
+            checkpoint["adapter"] = self.policy.adapter.record()
 
 
 class _CloseWorkers(pl.Callback):
@@ -308,7 +346,8 @@ class _CloseWorkers(pl.Callback):
 def not_plain(arguments: dict[str, Any]) -> list[str]:
     """Names of arguments that a checkpoint should not hold.
 
-    Callables, since a checkpoint is read without running code, and `weights`, since the checkpoint has the weights.
+    Callables, since a checkpoint is read without running code, and `weights` and `adapter`, since the checkpoint has
+    the weights.
     """
 
     def plain(value: Any) -> bool:
@@ -318,7 +357,7 @@ def not_plain(arguments: dict[str, Any]) -> list[str]:
             return all(plain(item) for item in value)
         return isinstance(value, (str, int, float, bool, type(None)))
 
-    return ["weights", *(name for name, value in arguments.items() if not plain(value))]
+    return ["weights", "adapter", *(name for name, value in arguments.items() if not plain(value))]
 
 
 def _check_counts(**counts: int | None) -> None:
@@ -356,22 +395,3 @@ def _as_rollout(prompts: Prompts, out: Completions, texts: list[str]) -> Rollout
         sampled_logprobs=out.logprobs,
         sampled_entropies=out.entropies,
     )
-
-
-def _load_policy(policy: Policy, path: str) -> None:
-    try:
-        state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    except Exception as error:  # whatever a file of another kind makes the reader raise
-        raise ValueError(f"weights: {path!r} is no checkpoint of this package ({type(error).__name__})") from error
-    own = {name.removeprefix("policy."): value for name, value in state.items() if name.startswith("policy.")}
-    wanted = policy.state_dict()
-    missing, unexpected = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
-    sizes = [name for name in wanted.keys() & own.keys() if wanted[name].shape != own[name].shape]
-    if not (missing or unexpected or sizes):
-        policy.load_state_dict(own)
-    else:
-        raise ValueError(
-            f"weights: {path!r} does not fit the model (missing {missing[:3]}, unexpected {unexpected[:3]}, "
-            f"of another size {sorted(sizes)[:3]}); valid: a "
-            "checkpoint of the same model"
-        )

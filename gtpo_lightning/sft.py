@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_warn
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, render_target
 from gtpo_lightning.hooks import log_means
+from gtpo_lightning.lora import LoRA
 from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
 from gtpo_lightning.rollout import Problem, Rollout
 
@@ -26,8 +29,12 @@ class SFTModule(PolicyModule):
         temperature: Temperature of sampling in evaluation; the loss is at 1.
         micro_batch_size: Rows read at once, under activation checkpointing; null keeps the activations of all.
         weights: A checkpoint of this package whose policy is the start.
-        dtype: How weights are kept: `float32`, `bfloat16` or `float16`.
-        attention: Attention kernel of transformers; null takes its default.
+        lora: Settings of adapters that are trained in place of the model, see `PolicyModule`; null trains all of it.
+        adapter: A folder with a trained adapter to start from, written by peft or by `export --adapter_only`.
+        dtype: How weights are kept: `float32`, `bfloat16` or `float16`; adapters are always kept in float32.
+        quantization: `4bit` keeps the frozen weights below `lora` in 4 bits, by bitsandbytes.
+        attention: Attention kernel of transformers; null takes flash attention where it can be had, else the default.
+        gradient_checkpointing: Whether the model's layers run again in the backward pass and keep no activations.
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
         rollout_batch_size: Prompts sampled at once in evaluation; null samples all of a batch together.
@@ -47,8 +54,12 @@ class SFTModule(PolicyModule):
         micro_batch_size: int | None = None,
         *,
         weights: str | None = None,
+        lora: LoRA | None = None,
+        adapter: str | None = None,
         dtype: str = "float32",
+        quantization: Literal["4bit"] | None = None,
         attention: str | None = None,
+        gradient_checkpointing: bool = False,
         system_prompt: str = SYSTEM_PROMPT,
         prompt_template: str = PLAIN_TEMPLATE,
         rollout_batch_size: int | None = None,
@@ -59,6 +70,7 @@ class SFTModule(PolicyModule):
         arguments = {k: v for k, v in locals().items() if k != "self" and not k.startswith("__")}
         super().__init__(**arguments)
         self.save_hyperparameters(ignore=not_plain(arguments))
+        self.save_hyperparameters({"lora": None if self.lora is None else self.lora.plain()})
         self.cut_targets = 0
         """Targets that `max_completion_length` cut so far, on this rank."""
 

@@ -1,20 +1,25 @@
-"""Key-value caches over the layer classes of transformers: one that grows in place, one that starts from a prefix."""
+"""Key-value caches over the layer classes of transformers: growing in place, starting from a prefix, or recording."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-__all__ = ["GrowingLayer", "KeyValues", "export_cache", "growing_cache", "prefix_cache"]
+__all__ = ["GrowingLayer", "KeyValues", "export_cache", "growing_cache", "prefix_cache", "recording_cache"]
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, (B, heads, length, d)."""
 
 
 class PrefixLayer(DynamicLayer):
-    """A layer that already holds keys and values; new ones are concatenated, so gradients reach the prefix."""
+    """A layer that already holds keys and values; new ones are concatenated, so gradients reach the prefix.
+
+    It is read once and keeps what it had: activation checkpointing runs a layer again in the backward pass, which must
+    find the same prefix then.
+    """
 
     keys: Tensor
     values: Tensor
@@ -24,6 +29,22 @@ class PrefixLayer(DynamicLayer):
         self.keys, self.values = keys, values
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The prefix and the new keys and values behind it, (n, heads, P + L, d)."""
+        return torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2)
+
+
+class RecordingLayer(DynamicLayer):
+    """A layer for one forward from an empty cache; a checkpointed run of it again changes nothing."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keeps the first keys and values it is given, and returns those given."""
+        if not self.is_initialized:
+            self.keys, self.values = key_states, value_states
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self.is_initialized = True
+        return key_states, value_states
 
 
 class GrowingLayer(PrefixLayer):
@@ -66,6 +87,11 @@ def export_cache(cache: Cache) -> KeyValues:
     """The keys and values that a forward left in a cache."""
     layers: Any = cache.layers
     return [(layer.keys, layer.values) for layer in layers]
+
+
+def recording_cache() -> Cache:
+    """An empty cache for one forward whose layers may run again in the backward pass."""
+    return Cache(layer_class_to_replicate=RecordingLayer)
 
 
 def prefix_cache(layers: KeyValues) -> Cache:

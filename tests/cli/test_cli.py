@@ -11,6 +11,7 @@ import yaml
 
 from gtpo_lightning import GTPOModule
 from gtpo_lightning.cli import PARTS, main, run
+from gtpo_lightning.lora import LoRA
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = ["-c", str(CONFIGS / "models/tiny.yaml"), "-c", str(CONFIGS / "data/arithmetic.yaml")]
@@ -330,3 +331,73 @@ def test_own_reward_functions_are_found_in_the_current_folder(tmp_path, monkeypa
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     cli = bare(tmp_path, "--model.rewards={my_own_parts.longer: 0.5}", "--trainer.max_steps=1")
     assert cli.model.reward_functions.weights == {"longer": 0.5}
+
+
+# Adapters
+
+
+def weights(cli):
+    return {name: p.detach() for name, p in cli.model.policy.named_parameters() if p.requires_grad}
+
+
+LORA = ["--model.lora.rank=4", "--model.lora.targets=[q_proj,v_proj]", "--model.optimizer.lr=1e-2"]
+
+
+def test_lora_is_read_from_the_command_line_and_misspelt_settings_are_refused(tmp_path, capsys):
+    cli = fit(tmp_path, *LORA, "--model.lora.dropout=0.1", "--trainer.max_steps=1")
+    assert cli.model.lora == LoRA(rank=4, targets=["q_proj", "v_proj"], dropout=0.1)
+    shown = yaml.safe_load((Path(cli.trainer.log_dir) / "hparams.yaml").read_text())
+    assert shown["lora"]["targets"] == ["q_proj", "v_proj"]
+    assert fit(tmp_path, "--model.lora={}", "--trainer.max_steps=1").model.lora == LoRA()
+    with pytest.raises(SystemExit):
+        fit(tmp_path, "--model.lora.ranks=4")
+    assert "ranks" in capsys.readouterr().err
+
+
+def test_l_08_e_08_adapters_over_a_warm_start_resume_from_the_command_line(tmp_path):
+    start = fit(tmp_path, "--trainer.max_steps=1", base="sft.yaml").trainer.checkpoint_callback.best_model_path
+    overlay = tmp_path / "save.yaml"
+    overlay.write_text(
+        "trainer:\n  max_steps: 4\n  max_epochs: -1\n  callbacks:\n"
+        "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n"
+        "      init_args: {every_n_train_steps: 2, save_top_k: -1, filename: '{step}'}\n"
+    )
+    flags = ["-c", overlay, *LORA, "--data.size=8", "--kl_penalty.beta=0.1"]
+    whole = fit(tmp_path / "a", *flags, f"--model.weights={start}")
+    path = Path(whole.trainer.log_dir) / "checkpoints" / "step=2.ckpt"
+    for given in ([f"--model.weights={start}"], []):  # the checkpoint knows where it started
+        again = fit(tmp_path / "b", *flags, *given, "--ckpt_path", path)
+        assert again.trainer.global_step == 4
+        found, expected = weights(again), weights(whole)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    test = ["test", "-c", str(CONFIGS / "eval.yaml"), "-c", str(CONFIGS / "data/arithmetic.yaml"),
+            "--data.val_size=4", "--data.batch_size=2", "--trainer.accelerator=cpu", "--ckpt_path", str(path),
+            "--trainer.logger=false", f"--trainer.default_root_dir={tmp_path}", "--evaluator.num_samples=1",
+            "--evaluator.store=null", "--trainer.enable_progress_bar=false", "--trainer.limit_test_batches=1",
+            "--model.max_completion_length=6"]  # fmt: skip
+    judged = main(test)
+    assert judged.model.lora == whole.model.lora
+    stored = torch.load(path, weights_only=True)["state_dict"]
+    found = judged.model.policy.state_dict()
+    assert all(torch.equal(found[name.removeprefix("policy.")], stored[name]) for name in stored)
+    Path(start).unlink()
+    with pytest.raises(ValueError, match=r"weights: .* is no file"):
+        fit(tmp_path / "c", *flags, "--ckpt_path", path)
+
+
+def test_p_01_a_trained_adapter_starts_a_run_and_its_folder_may_be_gone_when_it_goes_on(tmp_path):
+    first = fit(tmp_path, *LORA, "--trainer.max_steps=1")
+    folder = tmp_path / "adapter"
+    main(["export", "--adapter_only", "--ckpt_path", first.trainer.checkpoint_callback.last_model_path,
+          "--output", str(folder)])  # fmt: skip
+    start = ["--model.adapter", folder, "--model.optimizer.lr=1e-2"]
+    second = fit(tmp_path, *start, "--trainer.max_steps=1", "--kl_penalty.beta=0.1")
+    assert float(second.trainer.callback_metrics["train/kl"]) == 0.0
+    assert second.model.lora == first.model.lora
+    path = second.trainer.checkpoint_callback.last_model_path
+    folder.rename(tmp_path / "moved")
+    again = fit(tmp_path, *start, "--trainer.max_steps=2", "--ckpt_path", path, "--model.lora.rank=4",
+                "--model.lora.targets=[q_proj,v_proj]")  # fmt: skip
+    assert again.trainer.global_step == 2
+    with pytest.raises(ValueError, match="valid: lora with rank 4"):
+        fit(tmp_path, *start, "--trainer.max_steps=2", "--ckpt_path", path)

@@ -2,12 +2,14 @@
 
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
 from gtpo_lightning.cli import PARTS, main
+from gtpo_lightning.lora import LoRA
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # overlay: part, argument, value, what the part logs for it
@@ -18,6 +20,25 @@ OPTIONS = {
     "keep_at_least": ("entropy_filter", "keep_at_least", 0.25, None),
     "gamma_warmup": ("entropy_regularizer", "warmup_steps", 100, "gtpo/gamma"),
     "group_baseline": ("entropy_regularizer", "baseline", "group", None),
+}
+# overlays of the model: what they give of it
+MODEL_OPTIONS = {
+    "lora": {
+        "lora": {
+            "rank": 128,
+            "alpha": 128,
+            "targets": "all-linear",
+            "dropout": 0.0,
+            "rslora": False,
+            "modules_to_save": None,
+        }
+    },
+    "qlora": {
+        "lora": {"rank": 128, "alpha": 128},
+        "quantization": "4bit",
+        "dtype": "bfloat16",
+        "gradient_checkpointing": True,
+    },
 }
 SMALL = [
     "--model.group_size=2",
@@ -67,7 +88,30 @@ def test_each_overlay_sets_one_option_and_trains(tmp_path, overlay):
 
 
 def test_every_option_has_an_overlay_here():
-    assert sorted(path.stem for path in (CONFIGS / "options").glob("*.yaml")) == sorted(OPTIONS)
+    assert sorted(path.stem for path in (CONFIGS / "options").glob("*.yaml")) == sorted([*OPTIONS, *MODEL_OPTIONS])
+
+
+@pytest.mark.parametrize("base", ["gtpo.yaml", "grpo.yaml", "sft.yaml"])
+def test_the_lora_overlay_goes_over_any_method_and_says_all_settings(tmp_path, base):
+    given = yaml.safe_load((CONFIGS / "options/lora.yaml").read_text())["model"]["init_args"]
+    assert given == MODEL_OPTIONS["lora"]
+    assert given["lora"].keys() == {field.name for field in fields(LoRA)}
+    names = [base, "models/tiny.yaml", "data/arithmetic.yaml", "trainer/cpu.yaml", "options/lora.yaml"]
+    files = [word for name in names for word in ("-c", str(CONFIGS / name))]
+    small = [word for word in SMALL if base != "sft.yaml" or "group_size" not in word]
+    place = [f"--trainer.logger.save_dir={tmp_path}", f"--trainer.default_root_dir={tmp_path}"]
+    cli = main(["fit", *files, *small, *place, "--model.lora.rank=4"])
+    assert cli.model.lora == LoRA(rank=4, alpha=128)  # typed over the file; the rest of it stays
+    assert cli.trainer.global_step == 2
+    saved = yaml.safe_load((Path(cli.trainer.log_dir) / "config.yaml").read_text())
+    assert saved["model"]["init_args"]["lora"]["rank"] == 4
+
+
+def test_the_qlora_overlay_is_read_whole_and_names_what_it_needs(tmp_path):
+    given = yaml.safe_load((CONFIGS / "options/qlora.yaml").read_text())["model"]["init_args"]
+    assert given == MODEL_OPTIONS["qlora"]
+    with pytest.raises(ValueError, match="quantization: '4bit' "):  # the tiny model has no files of its own
+        fit(tmp_path, "options/qlora.yaml")
 
 
 def test_options_of_one_part_add_up(tmp_path):
@@ -90,3 +134,12 @@ def test_the_main_config_gives_every_argument_its_default_and_a_comment(name):
     for choice in {"conflict_masking": ["position"], "entropy_regularizer": ["group"]}.get(name, []):
         assert choice in described
         assert choice in "".join(section(text, name))
+
+
+@pytest.mark.parametrize("config", ["gtpo.yaml", "sft.yaml"])
+def test_the_configs_name_what_a_model_can_be_told(config):
+    text = (CONFIGS / config).read_text()
+    given = yaml.safe_load(text)["model"]["init_args"]
+    for key, value in {"lora": None, "adapter": None, "quantization": None, "gradient_checkpointing": False}.items():
+        assert given[key] is value, key
+        assert re.search(rf"^    {key}: \w+ +# \w", text, re.MULTILINE), key

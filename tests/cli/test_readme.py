@@ -15,8 +15,9 @@ from gtpo_lightning.cli import main
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EVERY = [shlex.split(line)[2:] for line in re.findall(r"^python main\.py .*$", README, re.MULTILINE)]
-COMMANDS = [words for words in EVERY if words[0] not in ("ablate", "report")]
+COMMANDS = [words for words in EVERY if words[0] not in ("ablate", "report", "export")]
 TOOLS = [words for words in EVERY if words[0] in ("ablate", "report")]
+EXPORTS = [words for words in EVERY if words[0] == "export"]
 SMALL = [
     *("-c", str(ROOT / "configs/models/tiny.yaml"), "-c", str(ROOT / "configs/trainer/cpu.yaml")),
     *("--trainer.precision=32-true", "--trainer.max_steps=1", "--trainer.limit_val_batches=1"),
@@ -67,6 +68,15 @@ def checkpoint(tmp_path_factory):
     return cli.trainer.checkpoint_callback.last_model_path
 
 
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """A checkpoint of adapters."""
+    folder = tmp_path_factory.mktemp("run")
+    base = ["fit", "-c", str(ROOT / "configs/gtpo.yaml"), "-c", str(ROOT / "configs/data/arithmetic.yaml")]
+    cli = main([*base, *SMALL, "--model.lora.rank=2", f"--trainer.logger.save_dir={folder}"])
+    return cli.trainer.checkpoint_callback.last_model_path
+
+
 def test_the_readme_shows_commands():
     assert len(COMMANDS) >= 6
 
@@ -108,6 +118,15 @@ def test_g_21_each_command_about_many_runs_works(command, tmp_path, monkeypatch,
         runs = Path(checkpoint).parents[2]
         main([*(str(runs) if word.startswith("runs/") else word for word in command), f"--output={tmp_path}/page.html"])
         assert "<img" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("command", EXPORTS, ids=" ".join)
+def test_g_21_each_export_works(command, tmp_path, checkpoint, adapters):
+    path = adapters if "--adapter_only" in command else checkpoint
+    words = [path if word.endswith(".ckpt") else word for word in command]
+    words[words.index("--output") + 1] = str(tmp_path / "out")
+    main(words)
+    assert {"README.md", "tokenizer.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch):

@@ -4,8 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gtpo_lightning import PolicyModule, Problem
 from gtpo_lightning.cli import main
+from gtpo_lightning.models import load_model
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "gsm8k_train.jsonl"
@@ -58,3 +63,48 @@ def test_smollm2_is_judged_on_gsm8k_and_repeats_no_finished_problem(tmp_path):
     (kept,) = (tmp_path / "completions").iterdir()
     assert len(kept.read_text().splitlines()) == 16
     assert len({answer["completion"] for answer in contents[1]["answers"]}) > 8
+
+
+@pytest.mark.slow
+def test_p_05_e_08_smollm2_trains_adapters_resumes_exactly_and_exports(tmp_path):
+    overlay = tmp_path / "save.yaml"
+    overlay.write_text(
+        "trainer:\n  max_steps: 4\n  max_epochs: -1\n  callbacks:\n"
+        "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n"
+        "      init_args: {every_n_train_steps: 2, save_top_k: -1, filename: '{step}'}\n"
+    )
+    names = ("gtpo.yaml", "models/smollm2-135m.yaml", "data/arithmetic.yaml", "trainer/cpu.yaml", "options/lora.yaml")
+    flags = [word for name in names for word in ("-c", str(ROOT / "configs" / name))]
+    flags += ["-c", str(overlay), "--data.size=8", "--data.val_size=2", "--data.batch_size=2", "--model.group_size=2",
+              "--model.max_completion_length=12", "--model.optimizer.lr=1e-3", "--model.lora.rank=8",
+              "--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false",
+              "--kl_penalty.beta=0.01", "--model.gradient_checkpointing=true"]  # fmt: skip
+    whole = main(["fit", *flags, f"--trainer.logger.save_dir={tmp_path}/a"])
+    path = Path(whole.trainer.log_dir) / "checkpoints" / "step=2.ckpt"
+    assert path.stat().st_size < 12 * 2_500_000 + 1_000_000  # adapters of rank 8 and their moments, not 135 M weights
+    again = main(["fit", *flags, f"--trainer.logger.save_dir={tmp_path}/b", "--ckpt_path", str(path)])
+    policies = [cli.model.policy.eval() for cli in (whole, again)]
+    states = [{n: p for n, p in policy.named_parameters() if p.requires_grad} for policy in policies]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    assert any(float(p.abs().max()) > 0 for name, p in states[0].items() if "lora_B" in name)
+
+    last = Path(again.trainer.log_dir) / "checkpoints" / "step=4.ckpt"
+    for extra in ([], ["--adapter_only"]):
+        main(["export", "--ckpt_path", str(last), "--output", str(tmp_path / f"out{len(extra)}"), *extra])
+    ids = torch.tensor([again.model.codec.prompt_ids(Problem("p", "1+2=", "3"))])
+    with torch.no_grad():
+        expected = policies[1].model(input_ids=ids).logits
+        base = load_model("smollm2-135m")
+        assert (base(input_ids=ids).logits - expected).abs().max() > 1e-2
+        for model in (
+            AutoModelForCausalLM.from_pretrained(tmp_path / "out0"),
+            PeftModel.from_pretrained(base, tmp_path / "out1"),
+        ):
+            torch.testing.assert_close(model.eval()(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out0")
+    messages = [{"role": "user", "content": "1+2="}]
+    ours = again.model.codec.tokenizer
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == ours.apply_chat_template(messages, tokenize=False)
+    assert tokenizer("What is 1,024?").input_ids == ours("What is 1,024?").input_ids
+    module = PolicyModule(str(tmp_path / "out0"))
+    assert module.codec.eos_ids == again.model.codec.eos_ids

@@ -1,5 +1,7 @@
 """The policy: shared prompts, chunks, positions and the head, against the plain forward of the model."""
 
+import copy
+
 import pytest
 import torch
 from transformers import (
@@ -192,3 +194,85 @@ def test_dropout_never_reaches_the_scores():
 
 def test_position_ids_follow_the_mask():
     assert position_ids(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
+
+
+# Checkpointed layers
+
+
+def scored(name, layers, micro_batch_size=None):
+    """Log-probs, entropies and gradients of a weighted sum of both, by the parameter's name."""
+    model = build(name).train()
+    policy = Policy(model, gradient_checkpointing=layers)
+    logprobs, entropies = policy.score(*batch(), temperature=0.7, micro_batch_size=micro_batch_size, entropy_grad=True)
+    weights = torch.randn(logprobs.shape, generator=torch.Generator().manual_seed(1))
+    ((logprobs - 0.3 * entropies) * weights).sum().backward()
+    return logprobs, entropies, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 1, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpointed_layers_give_the_gradients_of_kept_activations(name, micro_batch_size):
+    kept, again = scored(name, False), scored(name, True, micro_batch_size)
+    for i in range(2):
+        torch.testing.assert_close(again[i], kept[i], atol=1e-6, rtol=0)
+    assert again[2].keys() == kept[2].keys()
+    for n, grad in kept[2].items():
+        assert (again[2][n] - grad).abs().max() <= 1e-6 * max(1.0, float(grad.abs().max())), n
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_checkpointed_layers_run_twice_and_keep_less(name):
+    """What autograd keeps, and how often a layer runs, with and without."""
+    kept = {}
+    for layers in (False, True):
+        model = build(name)
+        policy = Policy(model, gradient_checkpointing=layers)
+        runs, sizes = [], {}
+        layer = policy.body.h[0] if name == "gpt2" else policy.body.layers[0]
+        layer.mlp.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+
+        def pack(tensor, sizes=sizes):
+            sizes[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logprobs, _ = policy.score(*batch())
+        runs.append("backward")
+        logprobs.sum().backward()
+        kept[layers] = sum(sizes.values())
+        assert runs.count(1) - runs[: runs.index("backward")].count(1) == (2 if layers else 0)  # prompts, completions
+    assert kept[True] < 0.7 * kept[False]
+
+
+def test_checkpointed_layers_run_again_without_dropout_and_leave_the_modes_alone():
+    model = build("gpt2").train()
+    model.transformer.h[1].eval()
+    modes = [module.training for module in model.modules()]
+    policy = Policy(model, gradient_checkpointing=True)
+    logprobs, _ = policy.score(*batch())
+    logprobs.sum().backward()
+    assert [module.training for module in model.modules()] == modes
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    plain, _ = Policy(build("gpt2").eval()).score(*batch())
+    torch.testing.assert_close(logprobs, plain, atol=1e-6, rtol=0)
+    again, _ = policy.score(*batch(), micro_batch_size=2)
+    again.sum().backward()
+    for p, grad in zip(model.parameters(), grads, strict=True):
+        torch.testing.assert_close(p.grad, grad, atol=1e-5, rtol=1e-4)
+
+
+def test_a_copy_of_a_checkpointed_policy_runs_its_own_layers():
+    policy = Policy(build("llama"), gradient_checkpointing=True)
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.zero_()
+    logprobs, _ = other.score(*batch())
+    torch.testing.assert_close(logprobs, Policy(build("llama")).score(*batch())[0], atol=1e-6, rtol=0)
+
+
+def test_a_model_without_layers_to_checkpoint_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr("gtpo_lightning.layer_checkpointing.GradientCheckpointingLayer", torch.nn.Bilinear)
+    with pytest.raises(ValueError, match="gradient_checkpointing: LlamaForCausalLM has no layers"):
+        Policy(build("llama"), gradient_checkpointing=True)

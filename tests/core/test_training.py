@@ -343,7 +343,7 @@ def test_c_12_unscored_completions_are_out_of_the_baseline(tmp_path):
     ],
 )
 def test_c_15_bad_arguments_are_refused_by_name_before_a_model_is_read(setting, words, monkeypatch):
-    monkeypatch.setattr("gtpo_lightning.policy_module.load_model", lambda *a, **k: pytest.fail("a model was read"))
+    monkeypatch.setattr("gtpo_lightning.policy_source.load_model", lambda *a, **k: pytest.fail("a model was read"))
     with pytest.raises(ValueError, match=words):
         make_module(**setting)
 
