@@ -156,6 +156,8 @@ class PolicyModule(pl.LightningModule):
         self.add_models()
         self._keep_buffers_local()
         if self._device_mesh is not None:
+            if self.lora is not None:
+                self.strict_loading = False  # this strategy would look for the frozen weights in the checkpoint, too
             for module in self.modules():
                 if isinstance(module, Policy) and not module.shares_weights:
                     shard(module, self._device_mesh)

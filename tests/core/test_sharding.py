@@ -5,10 +5,11 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.tensor import DTensor
 
-from gtpo_lightning.callbacks import EntropyCollapse, KLPenalty
+from gtpo_lightning import GTPOModule
+from gtpo_lightning.callbacks import ConflictMasking, EntropyCollapse, EntropyRegularizer, KLPenalty
 from gtpo_lightning.hooks import RLCallback
 from tests.callbacks.test_entropy_collapse import Wreck
-from tests.helpers.training import Sums, adam, all_parts, make_module, make_trainer, spawn
+from tests.helpers.training import Sums, adam, all_parts, make_module, make_trainer, spawn, vowels
 
 
 def fsdp2(**kwargs):
@@ -52,7 +53,7 @@ def _two(rank, folder, cases):
     torch.save([train(folder, 2, **case) for case in cases], f"{folder}/{rank}.pt")
 
 
-CASES = [{}, {"micro_batch_size": 3}]
+CASES = [{}, {"micro_batch_size": 3}, {"lora": {"rank": 4}}]
 
 
 def _fsdp2(rank, folder):
@@ -108,28 +109,41 @@ def test_e_12_a_process_whose_completions_are_all_dropped_stops_no_other(tmp_pat
     assert first.abs().max() > 1e-2
 
 
+PARTS = [ConflictMasking(), EntropyRegularizer()]
+SETTINGS = {"full": {}, "lora": {"lora": {"rank": 4}}}
+
+
 def _resumed(rank, folder):
-    path = f"{folder}/first.ckpt"
     data = Sums(train=16, batch_size=2, shuffle=False)
-    weights = []
-    for steps, ckpt_path in ((4, None), (2, None), (4, path)):
-        module = make_module(optimizer=adam)
-        trainer = make_trainer(folder, all_parts(), max_steps=steps, max_epochs=-1, devices=2, strategy=fsdp2())
-        trainer.fit(module, data, ckpt_path=ckpt_path)
-        if steps == 2:
-            trainer.save_checkpoint(path)
-        weights.append(whole(module))
-    torch.save(weights, f"{folder}/{rank}.pt")
+    for name, settings in SETTINGS.items():
+        path, weights = f"{folder}/{name}.ckpt", []
+        for steps, ckpt_path in ((4, None), (2, None), (4, path)):
+            module = made(settings)
+            trainer = make_trainer(folder, PARTS, max_steps=steps, max_epochs=-1, devices=2, strategy=fsdp2())
+            trainer.fit(module, data, ckpt_path=ckpt_path)
+            if steps == 2:
+                trainer.save_checkpoint(path)
+            weights.append(whole(module))
+        torch.save(weights, f"{folder}/{name}{rank}.pt")
+
+
+def made(settings):
+    """As it comes from its arguments, since adapters are read on top of a base that is made again."""
+    arguments = {"model": "tiny", "group_size": 4, "max_completion_length": 10, "prompt_template": "{question}"}
+    return GTPOModule(**arguments, rewards={vowels: 1.0}, optimizer=adam, **settings)
 
 
 def test_e_08_a_resumed_run_ends_where_the_unbroken_one_does_and_one_process_goes_on_from_it(tmp_path):
     spawn(_resumed, tmp_path)
-    unbroken, _, resumed = torch.load(tmp_path / "0.pt")
-    assert torch.equal(resumed, unbroken)
-    module = make_module(optimizer=adam)
-    trainer = make_trainer(tmp_path, all_parts(), max_steps=4, max_epochs=-1)
-    trainer.fit(module, Sums(train=16, batch_size=4, shuffle=False), ckpt_path=str(tmp_path / "first.ckpt"))
-    assert (whole(module) - unbroken).abs().max() < 1e-3  # Adam turns the last digits of small gradients into steps
+    for name, settings in SETTINGS.items():
+        unbroken, _, resumed = torch.load(tmp_path / f"{name}0.pt")
+        assert torch.equal(resumed, unbroken), name
+        saved = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["state_dict"]
+        assert {"lora" in key for key in saved} == {name == "lora"}
+        module = made(settings)
+        trainer = make_trainer(tmp_path, PARTS, max_steps=4, max_epochs=-1)
+        trainer.fit(module, Sums(train=16, batch_size=4, shuffle=False), ckpt_path=str(tmp_path / f"{name}.ckpt"))
+        assert (whole(module) - unbroken).abs().max() < 1e-3, name  # Adam makes steps of the last digits
 
 
 def sevens(completions):
