@@ -128,9 +128,9 @@ def test_p_03_an_adapter_is_merged_into_dequantised_weights(tmp_path, dtype):
     assert not hasattr(model.config, "quantization_config")
     close = 1e-5 if dtype == "float32" else 0.1
     torch.testing.assert_close(logits(model), logits(module.policy.model).float(), atol=close, rtol=0)
-    # what merging in place would give: the sum rounded to 4 bits again
-    rounded = module.policy.model.merge_and_unload()
-    assert (logits(rounded) - logits(model)).abs().max() > 5 * close
+    if dtype == "float32":  # what merging in place would give: the sum rounded to 4 bits again
+        rounded = module.policy.model.merge_and_unload()
+        assert (logits(rounded) - logits(model)).abs().max() > 1e-3
 
 
 @bitsandbytes
