@@ -259,7 +259,7 @@ def test_only_the_signals_named_take_part():
     for entropy in (0.2, 0.2, 3.0, 3.0):
         logged, texts = feed(part, rollout_of([entropy], texts=[FULL]))
         assert texts == []
-    assert set(logged) == {"gtpo/collapse_score", "gtpo/collapse/format"}
+    assert set(logged) == {"gtpo/collapse_score", "gtpo/collapse/format", "gtpo/format_frac"}
 
 
 def test_another_tolerance_scores_another_drift():
