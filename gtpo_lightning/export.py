@@ -197,9 +197,21 @@ def main(args: list[str]) -> int:
         0; 2 if nothing can be exported.
     """
     parser = ArgumentParser(
-        prog="main.py export", description="A folder that transformers, peft and vLLM load, from a checkpoint of a run."
+        prog="main.py export", description="A folder that transformers and peft load, from a checkpoint of a run."
     )
-    parser.add_class_arguments(Export, as_group=False)
+    parser.add_argument("--ckpt_path", type=str, required=True, help="A checkpoint written by a run of this package.")
+    parser.add_argument("--output", type=str, required=True, help="The folder to make.")
+    parser.add_argument(
+        "--adapter_only", action="store_true", help="Only the adapter, as peft loads it; else it is merged."
+    )
+    parser.add_argument(
+        "--dtype", type=str | None, default=None, help="Of the weights written: float32, bfloat16, float16. The run's."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replaces an earlier export in the folder.")
+    parser.add_argument("--model", type=str | None, default=None, help="Where the run's model is now, if it moved.")
+    parser.add_argument(
+        "--weights", type=str | None, default=None, help="Where the checkpoint below the adapter is now, if it moved."
+    )
     given = parser.parse_args(args)
     try:
         folder = export(Export(**given.as_dict()))

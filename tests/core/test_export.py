@@ -328,6 +328,8 @@ def test_the_command_exports_and_ends_with_its_message(tmp_path, capsys):
     assert main(["export", "--ckpt_path", path, "--output", str(tmp_path / "out"), "--dtype", "float16"]) is None
     assert "MiB" in capsys.readouterr().out
     same_logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), module, 0.02)
+    main(["export", "--ckpt_path", path, "--output", str(tmp_path / "out"), "--adapter_only", "--overwrite"])
+    assert (tmp_path / "out" / "adapter_config.json").exists()
     with pytest.raises(SystemExit) as ended:
         main(["export", "--ckpt_path", path, "--output", str(tmp_path / "out")])
     assert ended.value.code == 2
