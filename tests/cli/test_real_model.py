@@ -96,11 +96,15 @@ def test_p_05_e_08_smollm2_trains_adapters_resumes_exactly_and_exports(tmp_path)
         expected = policies[1].model(input_ids=ids).logits
         base = load_model("smollm2-135m")
         assert (base(input_ids=ids).logits - expected).abs().max() > 1e-2
-        for model in (
-            AutoModelForCausalLM.from_pretrained(tmp_path / "out0"),
-            PeftModel.from_pretrained(base, tmp_path / "out1"),
-        ):
-            torch.testing.assert_close(model.eval()(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
+        adapter = PeftModel.from_pretrained(base, tmp_path / "out1").eval()
+        torch.testing.assert_close(adapter(input_ids=ids).logits, expected, atol=1e-5, rtol=0)
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out0").eval()
+        # Of the largest logit, about 39: fp32 itself is off by 1e-4 here, as two attention kernels on one model show.
+        difference = (merged(input_ids=ids).logits - expected).abs().max()
+        assert difference <= 1e-5 * expected.abs().max()
+        # What merging rounded is less than that: the same two models in fp64.
+        exact = policies[1].model.double()(input_ids=ids).logits
+        assert (merged.double()(input_ids=ids).logits - exact).abs().max() <= 1e-4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out0")
     messages = [{"role": "user", "content": "1+2="}]
     ours = again.model.codec.tokenizer
