@@ -5,11 +5,11 @@ import socket
 
 import lightning.pytorch as pl
 import torch
-import torch.multiprocessing
 
 from gtpo_lightning import GTPOModule, Problem
 from gtpo_lightning.callbacks import ConflictMasking, EntropyFilter, EntropyRegularizer
 from gtpo_lightning.datamodules.base import DataModule
+from tests.helpers.processes import start
 
 THRESHOLD = 2.7
 
@@ -98,7 +98,7 @@ def spawn(function, folder, ranks=2):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    torch.multiprocessing.spawn(_run, (function, str(folder), ranks, port), nprocs=ranks)
+    start(_run, (function, str(folder), ranks, port), ranks)
 
 
 def _run(rank, function, folder, ranks, port):

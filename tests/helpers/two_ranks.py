@@ -4,7 +4,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.multiprocessing
+
+from tests.helpers.processes import start
 
 
 def run_on_two_ranks(function, folder):
@@ -17,7 +18,7 @@ def run_on_two_ranks(function, folder):
     Returns:
         [result of rank 0, result of rank 1]
     """
-    torch.multiprocessing.spawn(_work, (function, str(folder)), nprocs=2)
+    start(_work, (function, str(folder)), 2)
     return [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
 
 
