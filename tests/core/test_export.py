@@ -2,8 +2,8 @@
 
 import json
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -236,7 +236,7 @@ def test_what_cannot_be_exported_is_refused_by_name(tmp_path):
     assert tree(tmp_path) == {"x.ckpt", "notes.md", "bare.ckpt"}
 
 
-def test_a_checkpoint_in_parts_is_refused_with_the_command_that_joins_it(tmp_path):
+def test_a_checkpoint_in_parts_is_refused_with_the_command_that_joins_it(tmp_path, monkeypatch):
     """A sharded checkpoint as Lightning's strategies write it, joined by Lightning's own tool."""
     import torch.distributed.checkpoint as dcp
 
@@ -248,7 +248,8 @@ def test_a_checkpoint_in_parts_is_refused_with_the_command_that_joins_it(tmp_pat
     with pytest.raises(ValueError, match=r"is a checkpoint in parts.* python -m (.*) makes of it") as refused:
         export(Export(str(parts), str(tmp_path / "out")))
     command = re.search(r"python -m (.*) makes of it", str(refused.value)).group(1).split()
-    subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
+    monkeypatch.setattr(sys, "argv", command)
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
     folder = export(Export(f"{parts}.consolidated", str(tmp_path / "out")))
     same_logits(AutoModelForCausalLM.from_pretrained(folder), module)
 
