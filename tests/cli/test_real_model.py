@@ -1,8 +1,10 @@
 """The first real run of the README: SmolLM2-135M on GSM8K, with miniature rows where the real file is not there."""
 
 import json
+from functools import cache
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from peft import PeftModel
@@ -16,6 +18,15 @@ ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "gsm8k_train.jsonl"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def read_once():
+    """The fields of the model file and its table of names: plain Python makes them in seconds, and every load anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        yield
+
+
 @pytest.mark.slow
 def test_smollm2_trains_two_steps_on_gsm8k_and_leaves_logs_and_a_checkpoint(tmp_path):
     source = REAL
@@ -27,7 +38,7 @@ def test_smollm2_trains_two_steps_on_gsm8k_and_leaves_logs_and_a_checkpoint(tmp_
     flags = [word for path in configs for word in ("-c", path)]
     cli = main(
         ["fit", *flags, f"--data.source={source}", "--trainer.max_steps=2", f"--trainer.logger.save_dir={tmp_path}",
-         "--trainer.enable_progress_bar=false", "--data.batch_size=2", "--model.max_completion_length=48"]
+         "--trainer.enable_progress_bar=false", "--data.batch_size=2", "--model.max_completion_length=16"]
     )  # fmt: skip
     folder = Path(cli.trainer.log_dir)
     assert cli.trainer.global_step == 2
@@ -69,9 +80,9 @@ def test_smollm2_is_judged_on_gsm8k_and_repeats_no_finished_problem(tmp_path):
 def test_p_05_e_08_smollm2_trains_adapters_resumes_exactly_and_exports(tmp_path):
     overlay = tmp_path / "save.yaml"
     overlay.write_text(
-        "trainer:\n  max_steps: 4\n  max_epochs: -1\n  callbacks:\n"
+        "trainer:\n  max_steps: 2\n  max_epochs: -1\n  callbacks:\n"
         "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n"
-        "      init_args: {every_n_train_steps: 2, save_top_k: -1, filename: '{step}'}\n"
+        "      init_args: {every_n_train_steps: 1, save_top_k: -1, filename: '{step}'}\n"
     )
     names = ("gtpo.yaml", "models/smollm2-135m.yaml", "data/arithmetic.yaml", "trainer/cpu.yaml", "options/lora.yaml")
     flags = [word for name in names for word in ("-c", str(ROOT / "configs" / name))]
@@ -80,7 +91,7 @@ def test_p_05_e_08_smollm2_trains_adapters_resumes_exactly_and_exports(tmp_path)
               "--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false",
               "--kl_penalty.beta=0.01", "--model.gradient_checkpointing=true"]  # fmt: skip
     whole = main(["fit", *flags, f"--trainer.logger.save_dir={tmp_path}/a"])
-    path = Path(whole.trainer.log_dir) / "checkpoints" / "step=2.ckpt"
+    path = Path(whole.trainer.log_dir) / "checkpoints" / "step=1.ckpt"
     assert path.stat().st_size < 12 * 2_500_000 + 1_000_000  # adapters of rank 8 and their moments, not 135 M weights
     again = main(["fit", *flags, f"--trainer.logger.save_dir={tmp_path}/b", "--ckpt_path", str(path)])
     policies = [cli.model.policy.eval() for cli in (whole, again)]
@@ -88,7 +99,7 @@ def test_p_05_e_08_smollm2_trains_adapters_resumes_exactly_and_exports(tmp_path)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     assert any(float(p.abs().max()) > 0 for name, p in states[0].items() if "lora_B" in name)
 
-    last = Path(again.trainer.log_dir) / "checkpoints" / "step=4.ckpt"
+    last = Path(again.trainer.log_dir) / "checkpoints" / "step=2.ckpt"
     for extra in ([], ["--adapter_only"]):
         main(["export", "--ckpt_path", str(last), "--output", str(tmp_path / f"out{len(extra)}"), *extra])
     ids = torch.tensor([again.model.codec.prompt_ids(Problem("p", "1+2=", "3"))])
