@@ -147,20 +147,23 @@ class PolicyModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Reads the weights once, in the strategy's context, and splits them where the strategy asks for it."""
+        strategy = None if self._trainer is None else self._trainer.strategy
+        check_quantized(strategy, self.source.quantization)
+        with read_whole(strategy):
+            self._make_policy("cpu" if strategy is None else strategy.root_device.type)
+            self.add_models()
+        self._keep_buffers_local()
+        split(self)
+
+    def _make_policy(self, device: str) -> None:
         if self.policy is None:
-            strategy = None if self._trainer is None else self._trainer.strategy
-            check_quantized(strategy, self.source.quantization)
-            self.source.device = "cpu" if strategy is None else strategy.root_device.type
-            with read_whole(strategy):
-                self.policy = self.source.start(self.weights)
+            self.source.device = device
+            self.policy = self.source.start(self.weights)
             self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
             self.codec.vocab_size = self.policy.causal_lm.config.get_text_config(decoder=True).vocab_size
             self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
             if self.lora is not None:
                 self._trained = trained_part(self)
-        self.add_models()
-        self._keep_buffers_local()
-        split(self)
 
     def add_models(self) -> None:
         """What a subclass holds beside the policy; called each time, before weights are split."""

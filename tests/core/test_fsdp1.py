@@ -2,9 +2,16 @@
 
 import pytest
 import torch
+from lightning.pytorch.plugins import FSDPPrecision
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from gtpo_lightning.callbacks import Evaluator
+from gtpo_lightning.fsdp import prepare
+from gtpo_lightning.policy import Policy
+from tests.core.test_policy import NAMES, build
 from tests.core.test_sharding import PARTS, SETTINGS, Sampled, made
 from tests.helpers.cpu_strategies import FSDPOnCPU
 from tests.helpers.training import Sums, all_parts, flat, make_module, make_trainer, spawn
@@ -31,6 +38,75 @@ def whole(trainer, module):
         return flat(module)
     with FullyShardedDataParallel.summon_full_params(trainer.strategy.model):
         return flat(module)
+
+
+def judged(folder, module, **flags):
+    data = Sums(val=3, batch_size=2, shuffle=False)
+    make_trainer(folder, [Evaluator(store=f"{folder}/kept")], limit_test_batches=1.0, **flags).test(module, data)
+
+
+def _judged(rank, folder):
+    judged(folder, make_module(), devices=2, strategy=FSDPOnCPU())
+
+
+def test_an_evaluation_under_fsdp1_knows_the_policy_by_its_weights(tmp_path):
+    spawn(_judged, tmp_path)
+    judged(tmp_path / "one", make_module())
+    here, there = ({file.name for file in (folder / "kept").iterdir()} for folder in (tmp_path, tmp_path / "one"))
+    assert there
+    assert there <= here
+
+
+LAYERS = {
+    "llama": "LlamaDecoderLayer",
+    "llama-tied": "LlamaDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "mistral-sliding": "MistralDecoderLayer",
+    "gpt2": "GPT2Block",
+    "cohere-scaled": "CohereDecoderLayer",
+    "granite-scaled": "GraniteDecoderLayer",
+    "gemma2-capped": "Gemma2DecoderLayer",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_layers_of_each_layout_are_the_units(name):
+    policy, strategy = Policy(build(name)), FSDPStrategy(parallel_devices=[torch.device("cpu")])
+    prepare(strategy, nn.ModuleList([policy, nn.Linear(2, 2)]))
+    units = strategy.kwargs["auto_wrap_policy"]._run_policy(nn.ModuleList([policy]), set(), {})
+    assert [type(layer).__name__ for layer in units] == [LAYERS[name]] * 2
+    assert strategy.kwargs["use_orig_params"]  # trained adapters lie beside frozen weights
+
+
+def test_a_wrapping_policy_that_was_given_stays():
+    mine = ModuleWrapPolicy({nn.Embedding})
+    strategy = FSDPStrategy(parallel_devices=[torch.device("cpu")], auto_wrap_policy=mine)
+    prepare(strategy, Policy(build("llama")))
+    assert strategy.kwargs["auto_wrap_policy"] is mine
+
+
+def test_rotary_frequencies_stay_in_fp32_under_mixed_precision():
+    strategy = FSDPStrategy(parallel_devices=[torch.device("cpu")], precision_plugin=FSDPPrecision("bf16-mixed"))
+    assert strategy.mixed_precision_config.buffer_dtype == torch.bfloat16  # what Lightning would do
+    prepare(strategy, Policy(build("llama")))
+    assert strategy.mixed_precision_config.buffer_dtype is None
+    assert strategy.mixed_precision_config.param_dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"activation_checkpointing_policy": {nn.Embedding}}, "activation_checkpointing_policy: .* model.gradient_checkpointing: true"),
+        ({}, "dtype: weights of several dtypes .bfloat16, float32. .* valid: dtype: float32"),
+    ],
+)
+def test_what_fsdp1_cannot_do_is_refused(settings, message):
+    policy = Policy(build("llama"))
+    if not settings:
+        policy.causal_lm.lm_head.bfloat16()
+    strategy = FSDPStrategy(parallel_devices=[torch.device("cpu")], **settings)
+    with pytest.raises(ValueError, match=message):
+        prepare(strategy, policy)
 
 
 CASES = {
