@@ -42,8 +42,8 @@ def prepare(strategy: FSDPStrategy, module: nn.Module) -> None:
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for policy in policies for p in policy.parameters()})
     if len(dtypes) > 1:
         raise ValueError(
-            f"dtype: weights of several dtypes ({', '.join(dtypes)}) cannot be split by FSDPStrategy, which joins those "
-            "of a layer in one tensor; valid: dtype: float32 (with trainer.precision bf16-mixed), or "
+            f"dtype: weights of several dtypes ({', '.join(dtypes)}) cannot be split by FSDPStrategy, which joins "
+            "those of a layer in one tensor; valid: dtype: float32 (with trainer.precision bf16-mixed), or "
             "configs/trainer/fsdp2.yaml"
         )
     layers = {type(layer) for policy in policies for layer in decoder_layers(policy)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -14,6 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from transformers import AutoConfig, GenerationConfig
 
 from gtpo_lightning.adapters import seed_dropout
+from gtpo_lightning.checkpoint_folders import check_checkpoint
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.completion_store import CompletionStore
 from gtpo_lightning.engines import Completions, Engine, OnFinished, Sampling
@@ -109,8 +109,8 @@ class PolicyModule(pl.LightningModule):
         _check_counts(rollout_batch_size=rollout_batch_size, micro_batch_size=micro_batch_size)
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype: {dtype!r} is not valid; valid: float32, bfloat16, float16")
-        if weights is not None and not Path(weights).is_file():
-            raise ValueError(f"weights: {weights!r} is no file; valid: a checkpoint written by a run of this package")
+        if weights is not None:
+            check_checkpoint(weights, "weights")
         self.eval_sampling = Sampling(max_completion_length=max_completion_length, temperature=temperature)
         self.completion_store: CompletionStore | None = None
         """Where evaluation keeps finished completions; what it holds is not sampled again."""

@@ -13,15 +13,24 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from gtpo_lightning import fsdp, zero
+from gtpo_lightning.checkpoint_folders import check_checkpoint
 from gtpo_lightning.policy import Policy
 from gtpo_lightning.sharding import shard
 
 if TYPE_CHECKING:
     from gtpo_lightning.policy_module import PolicyModule
 
-__all__ = ["check_quantized", "check_strategy", "clip_norm", "gradient_norm", "read_whole", "saves_parts", "split", "whole"]
-
-_GPU_ONLY = {"FSDPStrategy": "fsdp", "DeepSpeedStrategy": "deepspeed"}
+__all__ = [
+    "check_folder",
+    "check_quantized",
+    "check_strategy",
+    "clip_norm",
+    "gradient_norm",
+    "read_whole",
+    "saves_parts",
+    "split",
+    "whole",
+]
 
 
 def check_strategy(trainer: Any) -> None:
@@ -33,17 +42,49 @@ def check_strategy(trainer: Any) -> None:
     Raises:
         ValueError: Such a strategy on a CPU.
     """
-    strategy, accelerator = trainer.get("strategy"), trainer.get("accelerator")
-    name = strategy if isinstance(strategy, str) else str(getattr(strategy, "class_path", ""))
-    short = name.rpartition(".")[2]
-    found = next((kind for kind, alias in _GPU_ONLY.items() if short == kind or short.split("_")[0] == alias), None)
-    if found is None or (accelerator not in ("cpu", "mps", "tpu") and torch.cuda.is_available()):
+    accelerator, short = trainer.get("accelerator"), _strategy_name(trainer)
+    if not _is(short, "fsdp", "deepspeed") or (accelerator not in ("cpu", "mps", "tpu") and torch.cuda.is_available()):
         return
     what = "torch finds none" if not torch.cuda.is_available() else f"trainer.accelerator is {accelerator}"
     raise ValueError(
         f"trainer.strategy: {short} needs a GPU, and {what}; valid on a CPU: configs/trainer/cpu.yaml, ddp.yaml or "
         "fsdp2.yaml"
     )
+
+
+def check_folder(path: str, trainer: Any, *, fit: bool) -> None:
+    """Refuses a checkpoint in parts that a run's strategy could not go on from.
+
+    Args:
+        path: The folder.
+        trainer: Its settings, as they were parsed.
+        fit: Whether training goes on, which needs the optimizer's state, too.
+
+    Raises:
+        ValueError: The folder is another strategy's, or none.
+    """
+    name = _strategy_name(trainer)
+    if _is(name, "deepspeed"):
+        return
+    check_checkpoint(path, "ckpt_path")
+    if fit and not _is(name, "fsdp", "model"):
+        raise ValueError(
+            f"ckpt_path: {path!r} is a checkpoint in parts, whose optimizer state only a sharded strategy restores; "
+            "valid: configs/trainer/fsdp2.yaml on any number of processes (also one: --trainer.devices=1 and "
+            f"data_parallel_size 1), or --model.weights {path} to start a new run from its policy"
+        )
+
+
+def _strategy_name(trainer: Any) -> str:
+    strategy = trainer.get("strategy")
+    name = strategy if isinstance(strategy, str) else getattr(strategy, "class_path", None)
+    return (name or "").rpartition(".")[2]
+
+
+def _is(name: str, *kinds: str) -> bool:
+    """Whether a strategy's class or its short name, such as `deepspeed_stage_2`, is of a kind."""
+    known = {"fsdp": "FSDPStrategy", "deepspeed": "DeepSpeedStrategy", "model": "ModelParallelStrategy"}
+    return any(name == known[kind] or name.split("_")[0] == kind for kind in kinds)
 
 
 def check_quantized(strategy: Strategy | None, quantization: str | None) -> None:

@@ -20,7 +20,7 @@ LOGGED = ("train/grad_norm", "train/kl", "train/reward", "train/entropy", "gtpo/
 
 
 def train(folder, ranks, *, steps=1, data=None, trainer=None, **settings):
-    """What the weights lost, with SGD at learning rate 1 the clipped gradients, what was sampled, and what was logged."""
+    """What the weights lost (with SGD at learning rate 1 the clipped gradients), what was sampled and logged."""
     module = make_module(**settings)
     start = flat(module)
     sampled = Sampled()
@@ -96,7 +96,10 @@ def test_rotary_frequencies_stay_in_fp32_under_mixed_precision():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"activation_checkpointing_policy": {nn.Embedding}}, "activation_checkpointing_policy: .* model.gradient_checkpointing: true"),
+        (
+            {"activation_checkpointing_policy": {nn.Embedding}},
+            "activation_checkpointing_policy: .* model.gradient_checkpointing: true",
+        ),
         ({}, "dtype: weights of several dtypes .bfloat16, float32. .* valid: dtype: float32"),
     ],
 )

@@ -22,7 +22,7 @@ def whole(module):
 
 
 def train(folder, stage, *, steps=1, data=None, trainer=None, **settings):
-    """What the weights lost, with SGD at learning rate 1 the clipped gradients, what was sampled, and what was logged."""
+    """What the weights lost (with SGD at learning rate 1 the clipped gradients), what was sampled and logged."""
     module = make_module(**settings)
     start = flat(module)
     sampled = Sampled()
