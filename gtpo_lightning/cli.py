@@ -118,6 +118,7 @@ class GTPOCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Builds everything, and adds data, parts and optimizer to the hyper-parameters that loggers show."""
+        check_strategy((self.config[self.subcommand] if self.subcommand else self.config).trainer)
         super().instantiate_classes()
         self._dump_config()
         shown = {name: self.config_dump.get(name) for name in ("data", *PARTS)}
@@ -140,7 +141,6 @@ class GTPOCLI(LightningCLI):
             ValueError: `model` was left out, or training was asked of a module that does not train.
         """
         config = self.config[self.subcommand] if self.subcommand else self.config
-        check_strategy(config.trainer)
         model = config.model
         if model is None or (self.subcommand in (None, "fit") and import_object(model.class_path) is PolicyModule):
             raise ValueError(

@@ -31,7 +31,7 @@ from gtpo_lightning.rewards.pool import close_workers
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
 from gtpo_lightning.schedulers import WarmupCosine
 from gtpo_lightning.seeding import seed_or_global
-from gtpo_lightning.strategies import check_quantized, clip_norm, read_whole, saves_parts, split
+from gtpo_lightning.strategies import check_run, clip_norm, read_whole, saves_parts, split
 from gtpo_lightning.trained_part import drop_frozen, trained_part
 
 __all__ = ["PolicyModule", "adamw", "not_plain"]
@@ -148,7 +148,8 @@ class PolicyModule(pl.LightningModule):
     def configure_model(self) -> None:
         """Reads the weights once, in the strategy's context, and splits them where the strategy asks for it."""
         strategy = None if self._trainer is None else self._trainer.strategy
-        check_quantized(strategy, self.source.quantization)
+        if self._trainer is not None:
+            check_run(self._trainer, self.source.quantization)
         with read_whole(strategy):
             self._make_policy("cpu" if strategy is None else strategy.root_device.type)
             self.add_models()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_folder",
-    "check_quantized",
+    "check_run",
     "check_strategy",
     "clip_norm",
     "gradient_norm",
@@ -87,18 +87,25 @@ def _is(name: str, *kinds: str) -> bool:
     return any(name == known[kind] or name.split("_")[0] == kind for kind in kinds)
 
 
-def check_quantized(strategy: Strategy | None, quantization: str | None) -> None:
-    """Refuses weights in 4 bits where a strategy would split them.
+def check_run(trainer: pl.Trainer, quantization: str | None) -> None:
+    """Refuses what a strategy would do wrong, before weights are read.
 
     Raises:
-        ValueError: It would.
+        ValueError: Weights in 4 bits that would be split, or gradients that DeepSpeed would accumulate.
     """
+    strategy = trainer.strategy
     splits = isinstance(strategy, (FSDPStrategy, ModelParallelStrategy)) or zero.splits_weights(strategy)
     if quantization is not None and splits:
         raise ValueError(
             f"quantization: {quantization!r} keeps weights in blocks that {type(strategy).__name__} would cut apart; "
             "valid: configs/trainer/ddp.yaml or one GPU, where each holds all of the small weights, or quantization: "
             "null"
+        )
+    if isinstance(strategy, DeepSpeedStrategy) and trainer.accumulate_grad_batches > 1:
+        raise ValueError(
+            f"accumulate_grad_batches: {trainer.accumulate_grad_batches} with DeepSpeed, which keeps the gradient to "
+            "itself, so that windows of uneven or of few batches could not be corrected; valid: 1, with a larger "
+            "data.batch_size and model.micro_batch_size to bound the memory"
         )
 
 

@@ -1,9 +1,16 @@
 """DeepSpeed's ZeRO, stages 2 and 3, on two CPU processes: rollouts, gradients and weights of one process."""
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from gtpo_lightning.callbacks import Evaluator
+from gtpo_lightning.checkpoint_folders import check_checkpoint
+from gtpo_lightning.checkpoints import read_policy
 from tests.core.test_sharding import PARTS, SETTINGS, Sampled, made
 from tests.helpers.cpu_strategies import DeepSpeedOnCPU
 from tests.helpers.training import Sums, all_parts, flat, make_module, make_trainer, spawn
@@ -87,6 +94,18 @@ def test_e_13_a_process_without_work_stops_no_other_under_zero(tmp_path):
         assert lost > 0
 
 
+def _accumulated(rank, folder):
+    flags = {"devices": 2, "strategy": DeepSpeedOnCPU(2), "accumulate_grad_batches": 2}
+    with pytest.raises(ValueError, match="accumulate_grad_batches: 2 with DeepSpeed"):
+        make_trainer(folder, **flags).fit(made({}), Sums(batch_size=2))
+    torch.save(True, f"{folder}/{rank}.pt")
+
+
+def test_accumulation_which_deepspeed_keeps_to_itself_is_refused(tmp_path):
+    spawn(_accumulated, tmp_path)
+    assert torch.load(tmp_path / "0.pt")
+
+
 def _resumed(rank, folder):
     data = Sums(train=16, batch_size=2, shuffle=False)
     for stage in (2, 3):
@@ -110,3 +129,13 @@ def test_e_08_a_resumed_run_under_zero_ends_where_the_unbroken_one_does(tmp_path
             unbroken, half, resumed = torch.load(tmp_path / f"{name}{stage}0.pt")
             assert (half - unbroken).abs().max() > 1e-3
             assert (resumed - unbroken).abs().max() < 1e-6, (stage, name)
+            path = f"{tmp_path}/{name}{stage}.ckpt"
+            with pytest.raises(ValueError, match=r"weights: .* checkpoint of DeepSpeed") as refused:
+                check_checkpoint(path, "weights")
+            code = re.search(r'python -c "(.*)"', str(refused.value)).group(1)
+            subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "DS_ACCELERATOR": "cpu"})
+            joined = read_policy(f"{path}.single").weights
+            assert {"lora" in key for key in joined} == {name == "lora"}
+            if name == "full":
+                names = [key for key, _ in made({}).source.of_checkpoint(None).named_parameters()]
+                assert torch.equal(torch.cat([joined[key].reshape(-1) for key in names]), half)
