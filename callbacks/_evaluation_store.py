@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 
 from gtpo_lightning.completion_store import CompletionStore, settings_key, weights_digest
 from gtpo_lightning.policy_module import PolicyModule
+from gtpo_lightning.strategies import whole
 
 _log = logging.getLogger(__name__)
 
@@ -31,13 +32,15 @@ def open_store(folder: str | Path, trainer: pl.Trainer, pl_module: pl.LightningM
     module = cast(PolicyModule, pl_module)
     sampling = asdict(module.eval_sampling)
     samples = sampling.pop("num_samples")
+    with whole(trainer, module.policy):
+        digest = weights_digest(module.policy)
     settings = {
         **sampling,
         "seed": module.seed,
         "stage": "val" if trainer.state.fn == "validate" else "test",
         "engine": type(module.engine).__name__,
         "precision": str(trainer.precision),
-        "weights": weights_digest(module.policy),
+        "weights": digest,
     }
     path = Path(folder) / f"{Path(module.model_name).name}-{settings_key(settings)}.jsonl"
     store = CompletionStore(path, num_samples=samples, prompt_ids=module.codec.prompt_ids, rank=trainer.global_rank)

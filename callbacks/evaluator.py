@@ -132,12 +132,12 @@ class Evaluator(pl.Callback):
         loop.setup_data()
         loaders = _as_list(trainer.val_dataloaders)
         self._judged = {}
-        with torch.no_grad(), trainer.strategy.precision_plugin.val_step_context():
+        with torch.no_grad():
             for number, (loader, batches) in enumerate(zip(loaders, loop.max_batches, strict=True)):
                 for index, problems in enumerate(loader):
                     if index >= batches:
                         break
-                    rollout = cast(Rollout, pl_module.validation_step(problems, index))
+                    rollout = cast(Rollout, trainer.strategy.validation_step(problems, index))
                     self._judge(_dataset(trainer, "val", number), rollout, problems, pl_module)
         scores = self._scores(trainer, "val")
         for logger in trainer.loggers:

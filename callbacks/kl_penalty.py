@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import lightning.pytorch as pl
 from torch import Tensor
 
 from gtpo_lightning.callbacks._checks import check_number, require
+from gtpo_lightning.checkpoint_folders import check_checkpoint
 from gtpo_lightning.functional import kl_k3
 from gtpo_lightning.hooks import RLCallback, log_means
 from gtpo_lightning.rollout import Rollout
@@ -50,11 +49,8 @@ class KLPenalty(RLCallback):
     def __init__(self, beta: float = 0.0, log: bool = True, reference: str | None = None) -> None:
         self.beta = check_number("beta", beta)
         self.logged = log  # not `log`: Lightning sets an attribute of that name on every callback
-        if reference is not None and not Path(reference).is_file():
-            raise ValueError(
-                f"reference: {reference!r} is no file; valid: a checkpoint written by a run of this package, or null "
-                "for the start policy"
-            )
+        if reference is not None:
+            check_checkpoint(reference, "reference")
         self.reference = reference
 
     @property

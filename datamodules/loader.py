@@ -205,9 +205,10 @@ class ProblemLoader:
     def batch_sampler(self) -> SimpleNamespace:
         """The place where Lightning looks for `set_epoch`, which it calls before each epoch.
 
-        With an attribute `sampler` it would take the loader for a DataLoader and ask for more of one.
+        With an attribute `sampler` it would take the loader for a DataLoader and ask for more of one. DeepSpeed's
+        strategy reads the batch size in the same place.
         """
-        return SimpleNamespace(sampler=self)
+        return SimpleNamespace(sampler=self, batch_size=self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration that epoch's, from its first batch on; nothing if it is that epoch's already."""

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ __all__ = [
     "put_on",
     "second_adapter",
     "seed_dropout",
-    "trained_part",
     "untied",
     "with_second_adapter",
     "without_adapter",
@@ -135,8 +133,9 @@ def _saved_name(full: str, name: str = _TRAINED) -> str:
 
 
 def adapter_of_state(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter in a checkpoint's policy, named as in a saved folder."""
-    return {_saved_name(name.removeprefix("model.")): value for name, value in weights.items()}
+    """The adapter in a checkpoint's policy, named as in a saved folder; what else is there is what it lies over."""
+    mine = re.compile(rf"{_PART}\.{_TRAINED}(?=\.|$)")
+    return {_saved_name(name.removeprefix("model.")): value for name, value in weights.items() if mine.search(name)}
 
 
 def adapter_of_folder(folder: str) -> dict[str, Tensor]:
@@ -293,31 +292,3 @@ def untied(model: PreTrainedModel) -> None:
     head = getattr(head, "base_layer", getattr(head, "original_module", head))
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     config.tie_word_embeddings = model.config.tie_word_embeddings = False
-
-
-# Checkpoints
-
-
-def trained_part(module: nn.Module) -> None:
-    """Has the state of a module hold only what is trained of its policy, and loading miss nothing else.
-
-    What is frozen comes from where it came from before; a missing or unknown adapter weight is still an error.
-
-    Args:
-        module: With a `policy` whose frozen weights no checkpoint is to hold.
-    """
-    policy: nn.Module = module.policy  # type: ignore[assignment]
-    named = policy.named_parameters(remove_duplicate=False)
-    trained = frozenset(f"policy.{name}" for name, parameter in named if parameter.requires_grad)
-    module.register_state_dict_post_hook(partial(_keep_trained, trained))
-    module.register_load_state_dict_post_hook(partial(_miss_trained_only, trained))
-
-
-def _keep_trained(trained: frozenset[str], module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    for name in [name for name in state if name.startswith(f"{prefix}policy.")]:
-        if name.removeprefix(prefix) not in trained:
-            del state[name]
-
-
-def _miss_trained_only(trained: frozenset[str], module: nn.Module, keys: Any) -> None:
-    keys.missing_keys[:] = [name for name in keys.missing_keys if not name.startswith("policy.") or name in trained]

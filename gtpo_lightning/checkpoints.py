@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gtpo_lightning.checkpoint_folders import in_parts, read_parts
+
 __all__ = ["Origin", "StoredPolicy", "fingerprint_of", "load_weights", "misfit", "read_policy"]
 
 _SAMPLED = 1024  # entries of each tensor that a fingerprint reads
@@ -79,7 +81,7 @@ def read_policy(path: str, argument: str = "weights", *, mmap: bool = False) -> 
     """Reads a checkpoint, without running code from it.
 
     Args:
-        path: A file written by a run of this package.
+        path: A file written by a run of this package, or FSDP's folder of parts.
         argument: What errors name.
         mmap: Whether weights are read from the file only when they are used.
 
@@ -87,7 +89,8 @@ def read_policy(path: str, argument: str = "weights", *, mmap: bool = False) -> 
         ValueError: It cannot be read, or holds no policy.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        parts = in_parts(path)
+        content = read_parts(path) if parts else torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         state: dict[str, Tensor] = content["state_dict"]
     except Exception as error:  # whatever a file of another kind makes the reader raise
         raise ValueError(f"{argument}: {path!r} is no checkpoint of this package ({type(error).__name__})") from error

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, instantiate_class
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
@@ -30,7 +29,9 @@ from gtpo_lightning.callbacks import (
     Evaluator,
     KLPenalty,
 )
+from gtpo_lightning.checkpoint_folders import in_parts, read_record, with_folders
 from gtpo_lightning.policy_module import PolicyModule
+from gtpo_lightning.strategies import check_folder, check_strategy
 
 __all__ = ["GTPOCLI", "PARTS", "check", "main", "run"]
 
@@ -73,9 +74,14 @@ class GTPOCLI(LightningCLI):
         """Takes hyper-parameters from the checkpoint only where neither file nor command line gave them."""
         subcommand = self.config.get("subcommand")
         path = self.config[subcommand].get("ckpt_path") if subcommand else None
-        if not path or not _is_checkpoint_file(path):
+        if not path or not _is_checkpoint(path):
             return
-        checkpoint = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        trainer = self.config[subcommand].trainer
+        if Path(path).is_dir():
+            check_folder(path, trainer, fit=subcommand == "fit")
+            if not in_parts(path):
+                return
+        checkpoint = read_record(path)
         stored = checkpoint.get("hyper_parameters", {})
         given = self._given[subcommand].get("model") or {}
         trained, asked = stored.pop("_class_path", None), given.get("class_path")
@@ -112,6 +118,7 @@ class GTPOCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Builds everything, and adds data, parts and optimizer to the hyper-parameters that loggers show."""
+        check_strategy((self.config[self.subcommand] if self.subcommand else self.config).trainer)
         super().instantiate_classes()
         self._dump_config()
         shown = {name: self.config_dump.get(name) for name in ("data", *PARTS)}
@@ -152,6 +159,7 @@ class GTPOCLI(LightningCLI):
         """Builds the trainer with the parts that are switched on."""
         parts = [self._get(self.config_init, name) for name in PARTS]
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
+        config["plugins"] = with_folders(config.get("plugins"))
         return self._instantiate_trainer(config, [part for part in parts if part is not None])
 
 
@@ -168,8 +176,8 @@ def _forget_start(init_args: Namespace, adapter: dict[str, Any] | None) -> None:
         init_args["weights"] = adapter["base"]["source"]
 
 
-def _is_checkpoint_file(path: str) -> bool:
-    """Whether a checkpoint is a file; other forms are left to Lightning, a path to nothing is refused.
+def _is_checkpoint(path: str) -> bool:
+    """Whether a checkpoint is a file or a folder; what else Lightning knows is left to it, nothing there is refused.
 
     Raises:
         ValueError: There is no such file or folder, or a folder that holds checkpoints and is none.
@@ -182,7 +190,7 @@ def _is_checkpoint_file(path: str) -> bool:
     within = sorted(file.name for file in place.glob("*.ckpt")) if place.is_dir() else []
     if within:
         raise ValueError(f"ckpt_path: {path!r} is a folder; valid: one of the checkpoints in it, {', '.join(within)}")
-    return place.is_file()
+    return True
 
 
 def import_object(path: str) -> Any:

@@ -135,10 +135,11 @@ def weights_digest(module: nn.Module) -> str:
     Sums of the bits as integers: exact, in any order, on any device. Sharded weights are gathered one by one.
 
     Args:
-        module: With its weights loaded.
+        module: With its weights loaded; those that FSDP1 or DeepSpeed split are gathered by the caller.
     """
     digest = hashlib.sha256()
-    for name, parameter in module.named_parameters():
+    for full, parameter in module.named_parameters():
+        name = full.replace("_fsdp_wrapped_module.", "")  # what FSDP1 puts around a layer
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {_bit_sums(parameter.detach())}".encode())
     return digest.hexdigest()[:16]
 

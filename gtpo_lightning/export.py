@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import nn
 
 from gtpo_lightning.adapters import untied
+from gtpo_lightning.checkpoint_folders import check_checkpoint
 from gtpo_lightning.checkpoints import Origin, StoredPolicy, read_policy
 from gtpo_lightning.model_card import hub_name, model_card
 from gtpo_lightning.models import EMBEDDED, load_tokenizer
@@ -36,7 +37,7 @@ class Export:
     """What is exported, and how.
 
     Args:
-        ckpt_path: A checkpoint written by a run of this package.
+        ckpt_path: A checkpoint written by a run of this package, a file or FSDP's folder of parts.
         output: The folder to make.
         adapter_only: Whether only the adapter is written, as peft loads it; else it is merged into the model.
         dtype: Of the weights written: float32, bfloat16 or float16. Default: that of the run's weights; of an adapter
@@ -98,20 +99,12 @@ def check_paths(wanted: Export, output: Path) -> None:
     """Refuses what could not work, and what would be lost, before anything is read.
 
     Raises:
-        ValueError: No such checkpoint or one in parts, a folder in use, or an unknown dtype.
+        ValueError: No such checkpoint or one of DeepSpeed, a folder in use, or an unknown dtype.
     """
     checkpoint = Path(wanted.ckpt_path)
     if wanted.dtype not in (None, *_DTYPES):
         raise ValueError(f"dtype: {wanted.dtype!r} is not valid; valid: {', '.join(_DTYPES)}")
-    if (checkpoint / "meta.pt").is_file():
-        raise ValueError(
-            f"ckpt_path: {wanted.ckpt_path!r} is a checkpoint in parts, as sharded strategies write it; valid: the file"
-            f" that python -m lightning.pytorch.utilities.consolidate_checkpoint {wanted.ckpt_path} makes of it"
-        )
-    if not checkpoint.is_file():
-        raise ValueError(
-            f"ckpt_path: {wanted.ckpt_path!r} is no file; valid: a checkpoint written by a run of this package"
-        )
+    check_checkpoint(wanted.ckpt_path, "ckpt_path")
     if output.exists() and not output.is_dir():
         raise ValueError(f"output: {wanted.output!r} is a file; valid: a folder that is empty or not there yet")
     if not output.is_dir() or not any(output.iterdir()):

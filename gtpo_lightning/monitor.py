@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from gtpo_lightning.functional import clip_counts
 from gtpo_lightning.hooks import log_max, log_means, reduce_sums, window_complete
 from gtpo_lightning.rewards.outcomes import FAILURES
 from gtpo_lightning.rollout import Rollout
+from gtpo_lightning.strategies import gradient_norm
 
 if TYPE_CHECKING:
     from gtpo_lightning.module import GTPOModule
@@ -151,11 +151,8 @@ class Monitor:
 
     def log_gradient(self, module: GTPOModule) -> None:
         """Logs the norm of the whole gradient before clipping."""
-        grads = [p.grad for p in module.parameters() if p.grad is not None]
-        if grads:
-            norm = torch.nn.utils.get_total_norm(grads)
-            # Of weights that are split over processes it is a tensor of all of them.
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = gradient_norm(module)
+        if norm is not None:
             module.log("train/grad_norm", norm, batch_size=1)
         rates = [group["lr"] for optimizer in module.trainer.optimizers for group in optimizer.param_groups]
         module.log("train/learning_rate", float(rates[0]), batch_size=1)

@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from gtpo_lightning.adapters import Adapter, adapter_dropouts, effective_weight
+from gtpo_lightning.buffers import FullBuffers
 from gtpo_lightning.engines.cache import KeyValues, export_cache, prefix_cache, recording_cache
 from gtpo_lightning.functional import logprobs_and_entropies
 from gtpo_lightning.layer_checkpointing import checkpoint_layers
@@ -55,7 +56,7 @@ def position_ids(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
-class Policy(nn.Module):
+class Policy(FullBuffers):
     """A causal language model that samples and is scored.
 
     Args:

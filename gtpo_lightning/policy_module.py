@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -13,7 +12,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from transformers import AutoConfig, GenerationConfig
 
-from gtpo_lightning.adapters import seed_dropout, trained_part
+from gtpo_lightning.adapters import seed_dropout
+from gtpo_lightning.checkpoint_folders import check_checkpoint
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.completion_store import CompletionStore
 from gtpo_lightning.engines import Completions, Engine, OnFinished, Sampling
@@ -31,7 +31,8 @@ from gtpo_lightning.rewards.pool import close_workers
 from gtpo_lightning.rollout import Problem, Prompts, Rollout
 from gtpo_lightning.schedulers import WarmupCosine
 from gtpo_lightning.seeding import seed_or_global
-from gtpo_lightning.sharding import shard
+from gtpo_lightning.strategies import check_run, clip_norm, read_whole, saves_parts, split
+from gtpo_lightning.trained_part import drop_frozen, trained_part
 
 __all__ = ["PolicyModule", "adamw", "not_plain"]
 
@@ -108,8 +109,8 @@ class PolicyModule(pl.LightningModule):
         _check_counts(rollout_batch_size=rollout_batch_size, micro_batch_size=micro_batch_size)
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype: {dtype!r} is not valid; valid: float32, bfloat16, float16")
-        if weights is not None and not Path(weights).is_file():
-            raise ValueError(f"weights: {weights!r} is no file; valid: a checkpoint written by a run of this package")
+        if weights is not None:
+            check_checkpoint(weights, "weights")
         self.eval_sampling = Sampling(max_completion_length=max_completion_length, temperature=temperature)
         self.completion_store: CompletionStore | None = None
         """Where evaluation keeps finished completions; what it holds is not sampled again."""
@@ -142,25 +143,28 @@ class PolicyModule(pl.LightningModule):
         """Makes the policy, and others of the same model."""
         self.policy: Policy = None  # type: ignore[assignment]
         self._engine: Engine | None = None
+        self._trained: frozenset[str] | None = None
 
     def configure_model(self) -> None:
         """Reads the weights once, in the strategy's context, and splits them where the strategy asks for it."""
+        strategy = None if self._trainer is None else self._trainer.strategy
+        if self._trainer is not None:
+            check_run(self._trainer, self.source.quantization)
+        with read_whole(strategy):
+            self._make_policy("cpu" if strategy is None else strategy.root_device.type)
+            self.add_models()
+        self._keep_buffers_local()
+        split(self)
+
+    def _make_policy(self, device: str) -> None:
         if self.policy is None:
-            self.source.device = "cpu" if self._trainer is None else self._trainer.strategy.root_device.type
+            self.source.device = device
             self.policy = self.source.start(self.weights)
             self.codec.add_end_ids(self.policy.causal_lm.config, self.policy.causal_lm.generation_config)
             self.codec.vocab_size = self.policy.causal_lm.config.get_text_config(decoder=True).vocab_size
             self.policy.train()  # sampling and scoring switch dropout off themselves and restore the mode they found
             if self.lora is not None:
-                trained_part(self)
-        self.add_models()
-        self._keep_buffers_local()
-        if self._device_mesh is not None:
-            if self.lora is not None:
-                self.strict_loading = False  # this strategy would look for the frozen weights in the checkpoint, too
-            for module in self.modules():
-                if isinstance(module, Policy) and not module.shares_weights:
-                    shard(module, self._device_mesh)
+                self._trained = trained_part(self)
 
     def add_models(self) -> None:
         """What a subclass holds beside the policy; called each time, before weights are split."""
@@ -333,11 +337,24 @@ class PolicyModule(pl.LightningModule):
         self.normalizer.finish(self.parameters(), self.trainer.accumulate_grad_batches)
         self.step_window.clear()
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clips, also where processes hold shares of the gradient whose norm Lightning cannot tell."""
+        by_norm = gradient_clip_val and gradient_clip_algorithm in (None, "norm")
+        if not (by_norm and clip_norm(self.trainer, float(gradient_clip_val or 0))):
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what the optimizer was built with, and what an adapter lies over."""
         checkpoint["optimizer_settings"] = self.optimizer_settings.state_dict()
         if self.policy.adapter is not None:
             checkpoint["adapter"] = self.policy.adapter.record()
+        if self._trained is not None and not saves_parts(self.trainer.strategy):
+            drop_frozen(checkpoint.get("state_dict", {}), self._trained)
 
 
 class _CloseWorkers(pl.Callback):

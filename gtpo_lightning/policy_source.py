@@ -171,7 +171,7 @@ class PolicySource:
             ValueError: It is gone.
         """
         assert base.source is not None
-        if not Path(base.source).is_file():
+        if not Path(base.source).exists():
             raise ValueError(
                 f"{argument}: {path} holds an adapter over the policy of {base.source}, and that file is gone; valid: "
                 "the file where it was, or in a resumed run weights with its place now"

@@ -41,7 +41,7 @@ def check_quantization(quantization: str | None, lora: LoRA | None, *, embedded:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ValueError(
             "quantization: '4bit' needs the package bitsandbytes, which is not installed; valid: pip install "
-            "bitsandbytes (it works on a GPU, and slowly on a CPU), or quantization: null"
+            "'gtpo-lightning[qlora]' (it works on a GPU, and slowly on a CPU), or quantization: null"
         )
     _check_device()
 

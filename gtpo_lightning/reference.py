@@ -19,6 +19,7 @@ from gtpo_lightning.adapters import (
     with_second_adapter,
     without_adapter,
 )
+from gtpo_lightning.checkpoint_folders import in_parts
 from gtpo_lightning.checkpoints import Origin, fingerprint_of, read_policy
 from gtpo_lightning.policy import Policy
 
@@ -80,7 +81,9 @@ def make_reference(
 def _reference_of(path: str, policy: Policy, build: Build, *, given: bool = False) -> Reference | AdapterReference:
     """The policy of a checkpoint, or of an adapter's folder; beside an adapter over the same base only an adapter."""
     if policy.adapter is not None:
-        tensors = adapter_of_folder(path) if Path(path).is_dir() else _adapter_beside(path, policy)
+        tensors = (
+            adapter_of_folder(path) if Path(path).is_dir() and not in_parts(path) else _adapter_beside(path, policy)
+        )
         if tensors is not None:
             second_adapter(policy.model, tensors, "reference", path)
             return AdapterReference(policy, Origin.of(path, fingerprint_of(tensors)), given=given)

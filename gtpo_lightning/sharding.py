@@ -24,16 +24,18 @@ class Lockstep:
     long their completions are and how many they have, so each loop asks how long the longest one is.
 
     Args:
-        mesh: The processes that share the weights, one dimension.
+        device: Where the group's collectives run, such as `cuda` or `cpu`.
+        group: The processes that share the weights; None: all of them.
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh = mesh
+    def __init__(self, device: str | torch.device, group: torch.distributed.ProcessGroup | None = None) -> None:
+        self.device = device
+        self.group = group
 
     def __call__(self, count: int) -> int:
         """The largest count of all processes; each has to call it equally often."""
-        value = torch.tensor(count, device=self.mesh.device_type)
-        torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX, group=self.mesh.get_group())
+        value = torch.tensor(count, device=self.device)
+        torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX, group=self.group)
         return int(value)
 
     def __deepcopy__(self, memo: object) -> Lockstep:
@@ -64,7 +66,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> None:
         fully_shard(layer, mesh=inner)
     # The root is gathered again in the backward pass; kept, it would go stale with the optimizer's step.
     fully_shard(policy, mesh=inner, reshard_after_forward=True)
-    policy.most, policy.shares_weights = Lockstep(inner), True
+    policy.most, policy.shares_weights = Lockstep(inner.device_type, inner.get_group()), True
 
 
 def decoder_layers(policy: Policy) -> Iterator[nn.Module]:

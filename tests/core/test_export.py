@@ -2,9 +2,7 @@
 
 import json
 import re
-import runpy
 import shutil
-import sys
 
 import pytest
 import torch
@@ -236,22 +234,17 @@ def test_what_cannot_be_exported_is_refused_by_name(tmp_path):
     assert tree(tmp_path) == {"x.ckpt", "notes.md", "bare.ckpt"}
 
 
-def test_a_checkpoint_in_parts_is_refused_with_the_command_that_joins_it(tmp_path, monkeypatch):
-    """A sharded checkpoint as Lightning's strategies write it, joined by Lightning's own tool."""
+def test_a_checkpoint_in_parts_as_fsdp1_names_them_is_read(tmp_path):
+    """Its weights are under another name than those of FSDP2; that of FSDP2 is in test_sharded_checkpoints.py."""
     import torch.distributed.checkpoint as dcp
 
     module, path = trained(tmp_path, made(lora=SMALL))
     content = torch.load(path, weights_only=True)
     parts = tmp_path / "parts.ckpt"
-    dcp.save({"model": content.pop("state_dict")}, checkpoint_id=parts, no_dist=True)
+    frozen = {f"policy.{name}": value for name, value in module.policy.state_dict().items()}
+    dcp.save({"model": {**frozen, **content.pop("state_dict")}}, checkpoint_id=parts, no_dist=True)
     torch.save({name: value for name, value in content.items() if name != "optimizer_states"}, parts / "meta.pt")
-    with pytest.raises(ValueError, match=r"is a checkpoint in parts.* python -m (.*) makes of it") as refused:
-        export(Export(str(parts), str(tmp_path / "out")))
-    command = re.search(r"python -m (.*) makes of it", str(refused.value)).group(1).split()
-    monkeypatch.setattr(sys, "argv", command)
-    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
-    folder = export(Export(f"{parts}.consolidated", str(tmp_path / "out")))
-    same_logits(AutoModelForCausalLM.from_pretrained(folder), module)
+    same_logits(AutoModelForCausalLM.from_pretrained(export(Export(str(parts), str(tmp_path / "out")))), module)
 
 
 # The card

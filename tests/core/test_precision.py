@@ -95,3 +95,19 @@ def test_p_07_the_warning_says_what_is_lost_at_the_runs_learning_rate(tmp_path, 
         make_trainer(tmp_path).fit(module, Sums(batch_size=2))
     (said,) = (str(w.message) for w in caught if "half precision" in str(w.message))
     assert f"at the learning rate {rate:g}, {share} of them do not move" in said
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rotary_frequencies_stay_in_fp32_where_a_strategy_converts_the_weights(dtype):
+    plain, module = (GTPOModule("tiny") for _ in range(2))
+    for one in (plain, module):
+        one.configure_model()
+    expected = dict(plain.policy.named_buffers())
+    module.to(dtype)  # as bf16-true and DeepSpeed do
+    assert {p.dtype for p in module.policy.parameters()} == {dtype}
+    assert expected
+    for name, buffer in module.policy.named_buffers():
+        assert torch.equal(buffer, expected[name]), name
+    assert not torch.equal(expected[name].to(dtype).float(), expected[name])
+    module.double()
+    assert {p.dtype for p in module.policy.parameters()} == {torch.float64}

@@ -1,15 +1,19 @@
 """4-bit weights below adapters: refusals anywhere, training and merging where bitsandbytes is installed."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from transformers import AutoModelForCausalLM
 
 from gtpo_lightning import GTPOModule
 from gtpo_lightning.callbacks import KLPenalty
 from gtpo_lightning.export import Export, export
+from gtpo_lightning.hooks import RLCallback
 from gtpo_lightning.models import tiny_model, tiny_tokenizer
+from gtpo_lightning.strategies import check_run
 from tests.helpers.training import Sums, adam, make_trainer, vowels
 
 bitsandbytes = pytest.mark.skipif(
@@ -155,3 +159,39 @@ def test_e_08_4_bit_runs_resume_exactly_and_refuse_dense_weights(tmp_path):
     trainer.save_checkpoint(tmp_path / "full.ckpt")
     with pytest.raises(ValueError, match=r"weights: .* holds dense weights, which cannot be read into 4 bits"):
         made(name, weights=str(tmp_path / "full.ckpt")).configure_model()
+
+
+class KL(RLCallback):
+    """Each step's exact KL estimate, before it is logged."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_after_loss(self, trainer, pl_module, rollout, losses):
+        real = rollout.completion_mask.bool()
+        self.seen.append(float((rollout.logprobs.detach() - rollout.ref_logprobs)[real].abs().max()))
+
+
+@bitsandbytes
+@pytest.mark.parametrize("start", ["untrained", "trained"])
+def test_p_01_over_4_bits_the_kl_of_the_first_step_is_0_and_then_is_not(tmp_path, start):
+    settings = {"dtype": "bfloat16", "gradient_checkpointing": True, "micro_batch_size": 3}
+    name = folder_of(tmp_path / "m")
+    if start == "trained":  # the reference is then a second adapter over the same 4 bits
+        module = made(name, **settings)
+        trainer = make_trainer(tmp_path, max_steps=2, max_epochs=-1)
+        trainer.fit(module, Sums(batch_size=2))
+        trainer.save_checkpoint(tmp_path / "start.ckpt")
+        settings["weights"] = str(tmp_path / "start.ckpt")
+    module, kl = made(name, **settings), KL()
+    make_trainer(tmp_path, [KLPenalty(0.1), kl], max_steps=2, max_epochs=-1).fit(module, Sums(batch_size=2))
+    assert kl.seen[0] == 0
+    assert kl.seen[1] > 1e-4
+    layers = [type(layer).__name__ for layer in module.policy.causal_lm.modules()]
+    assert layers.count("Linear4bit") >= 14
+
+
+def test_4_bits_that_a_strategy_would_cut_apart_are_refused():
+    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1)
+    with pytest.raises(ValueError, match=r"quantization: '4bit' .* ModelParallelStrategy would cut apart; valid: "):
+        check_run(SimpleNamespace(strategy=strategy, accumulate_grad_batches=1), "4bit")
