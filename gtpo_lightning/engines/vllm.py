@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.util
-import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -201,8 +200,6 @@ class VLLMEngine(Engine):
         from vllm import LLM
 
         self._owns_process_group = not torch.distributed.is_initialized()
-        # It warms up the chat template of the tokenizer that it is told not to have, and says so in twenty lines.
-        logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
         with tempfile.TemporaryDirectory() as folder, isolate_rng():  # vLLM seeds the random numbers of its process
             _config(self.policy, self.dtype).save_pretrained(folder)
             return LLM(
@@ -335,7 +332,8 @@ def _set_environment(ranks: int) -> None:
     """What vLLM reads from the environment: one process, no pinned threads, its place among the processes."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # It warns, in twenty lines, of the tokenizer that it is told to do without; what it computes is checked.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if ranks > 1:
         os.environ["RANK"] = str(torch.distributed.get_rank())
