@@ -397,7 +397,7 @@ def not_plain(arguments: dict[str, Any]) -> list[str]:
             return all(plain(item) for item in value)
         return isinstance(value, (str, int, float, bool, type(None)))
 
-    return ["weights", "adapter", "engine", *(name for name, value in arguments.items() if not plain(value))]
+    return ["weights", "adapter", "engine", "vllm", *(name for name, value in arguments.items() if not plain(value))]
 
 
 def _check_counts(**counts: int | None) -> None:
