@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from gtpo_lightning import GTPOModule, Problem, Prompts, RLCallback
 from gtpo_lightning.cli import main
 from gtpo_lightning.engines import Sampling
 from gtpo_lightning.engines.vllm import VLLM, VLLMEngine
 from gtpo_lightning.export import Export, export
-from tests.helpers.training import Sums, make_trainer
+from tests.helpers.training import Sums, make_trainer, spawn
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "gsm8k_train.jsonl"
@@ -36,17 +37,19 @@ def module_of(**kwargs):
 class Watch(RLCallback):
     """Keeps the distance of the engine's log-probs from the policy's, now and as it was before the first update."""
 
-    def __init__(self):
-        self.now, self.before, self.start = [], [], None
+    def __init__(self, remember=True):
+        self.now, self.before, self.start, self.remember = [], [], None, remember
 
     def on_rollout_start(self, trainer, module, prompts):
-        if self.start is None:
+        if self.start is None and self.remember:
             self.start = copy.deepcopy(module.policy)
 
     def on_before_loss(self, trainer, module, rollout):
         real = rollout.completion_mask.bool()
         sampled = rollout.sampled_logprobs[real]
         self.now.append((rollout.logprobs.detach()[real] - sampled).abs())
+        if self.start is None:
+            return
         with torch.no_grad():
             old, _ = self.start.score(
                 rollout.prompts.ids, rollout.prompts.mask, rollout.group_ids, rollout.completion_ids, real
@@ -215,3 +218,20 @@ def test_evaluation_samples_through_vllm(tmp_path):
     (content,) = results.values()
     assert content["problems"] == 3
     assert len({answer["completion"] for answer in content["answers"]}) > 3
+
+
+def two_processes(rank, folder):
+    watch = Watch(remember=False)
+    strategy = "ddp" if "ddp" in folder else ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    module = module_of(vllm=VLLM(0.1, max_model_len=256, options={"enforce_eager": True}))
+    trainer = make_trainer(folder, [watch], max_steps=2, devices=2, strategy=strategy, limit_val_batches=1)
+    # One validation problem: the second process has nothing to sample there and is not waited for.
+    trainer.fit(module, Sums(batch_size=1, train=4, val=1, shuffle=False))
+    assert trainer.global_step == 2
+    assert all(float(difference.max()) < 2e-3 for difference in watch.now)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes_each_sample_their_own_prompts(tmp_path, kind):
+    (tmp_path / kind).mkdir()
+    spawn(two_processes, tmp_path / kind)
