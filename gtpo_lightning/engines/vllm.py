@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import hashlib
 import importlib.util
 import os
@@ -36,8 +37,9 @@ class VLLM:
     """Settings of the vLLM engine.
 
     Args:
-        gpu_memory_utilization: Share of the device's memory for vLLM's copy of the weights and its key-value cache; on
-            a CPU of the host's memory.
+        gpu_memory_utilization: Share of the device's memory for vLLM's copy of the weights and its key-value cache. On
+            a CPU of the host's, and everything in the process counts: there, better give `kv_cache_memory_bytes` in
+            `options`.
         dtype: Of vLLM's copy: `float32`, `bfloat16`, `float16`; `auto` is that of the trainer's precision.
         max_model_len: Tokens of a prompt and its completion at most; null takes what fits the memory.
         sleep: Whether the copy and the cache are dropped while the policy is trained, on devices where vLLM can do so.
@@ -175,6 +177,7 @@ class VLLMEngine(Engine):
             return
         self._llm.llm_engine.engine_core.shutdown()
         self._llm, self._stamp, self._asleep = None, None, False
+        gc.collect()  # vLLM's objects hold each other, and its cache is the largest of them
         if self._owns_process_group:
             from vllm.distributed import cleanup_dist_env_and_memory
 

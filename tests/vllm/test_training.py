@@ -17,9 +17,10 @@ from tests.helpers.training import Sums, make_trainer, spawn
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data" / "gsm8k_train.jsonl"
-SMALL = VLLM(gpu_memory_utilization=0.12, max_model_len=512, options={"enforce_eager": True})
-FLAGS = ["--model.engine=vllm", "--model.vllm.gpu_memory_utilization=0.12", "--model.vllm.max_model_len=512",
-         "--model.vllm.options={enforce_eager: true}"]  # fmt: skip
+OPTIONS = {"enforce_eager": True, "kv_cache_memory_bytes": 2**29}
+SMALL = VLLM(max_model_len=512, options=OPTIONS)
+FLAGS = ["--model.engine=vllm", "--model.vllm.max_model_len=512",
+         "--model.vllm.options={enforce_eager: true, kv_cache_memory_bytes: 536870912}"]  # fmt: skip
 
 
 def digits(completions):
@@ -65,10 +66,8 @@ def one_prompt(module, question="What is 12 + 30?"):
 def test_after_each_update_the_engine_has_the_weights_of_the_policy(tmp_path):
     module, watch = module_of(), Watch()
     trainer = make_trainer(tmp_path, [watch], max_steps=3, gradient_clip_val=1.0)
-    before = torch.get_rng_state()
     trainer.fit(module, Sums(batch_size=2, shuffle=False))
     assert trainer.global_step == 3
-    assert torch.equal(before, torch.get_rng_state())  # vLLM seeds random numbers, which are put back
     assert all(float(difference.max()) < 2e-3 for difference in watch.now)
     assert float(watch.before[0].mean()) < 1e-4
     # The first policy says something else of what the later ones sampled, so weights went over after each update.
@@ -98,7 +97,7 @@ def test_p_01_adapters_are_sampled_with_and_stay_unmerged(tmp_path):
 
 
 def test_in_bf16_the_engine_is_the_policy_to_bf16_accuracy(tmp_path):
-    module, watch = module_of(vllm=VLLM(0.12, "bfloat16", 512, options={"enforce_eager": True})), Watch()
+    module, watch = module_of(vllm=VLLM(dtype="bfloat16", max_model_len=512, options=OPTIONS)), Watch()
     make_trainer(tmp_path, [watch], max_steps=2).fit(module, Sums(batch_size=2, shuffle=False))
     assert all(1e-4 < float(difference.mean()) < 0.05 for difference in watch.now)
     assert float(watch.before[1].mean()) > 2 * float(watch.now[1].mean())
@@ -107,12 +106,13 @@ def test_in_bf16_the_engine_is_the_policy_to_bf16_accuracy(tmp_path):
 def test_the_contract_of_completions():
     module = module_of()
     module.configure_model()
-    engine = module.engine
+    engine, before = module.engine, torch.get_rng_state()
     prompts, sampling = one_prompt(module), Sampling(8, 24, temperature=0.7)
     keys = [("key", member) for member in range(8)]
     told = []
     out = engine.generate(prompts, sampling, keys, on_finished=lambda rows, out: told.extend(rows))
     assert sorted(told) == list(range(8))
+    assert torch.equal(before, torch.get_rng_state())  # vLLM seeds the random numbers of its process; they are put back
     assert len({tuple(row) for row in out.ids.tolist()}) > 4
     # The same keys give the same rows, in any batch.
     part = engine.generate(prompts, Sampling(2, 24, temperature=0.7), [keys[5], keys[2]])
@@ -199,7 +199,7 @@ def test_the_command_line_trains_on_gsm8k_exports_and_the_folder_loads_in_vllm(t
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = [1, 4093, 198, 1780, 314, 260]
     expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
-    llm = LLM(str(folder), dtype="float32", enforce_eager=True, gpu_memory_utilization=0.12, max_model_len=256)
+    llm = LLM(str(folder), dtype="float32", max_model_len=256, **OPTIONS)
     (answer,) = llm.generate(
         [{"prompt_token_ids": ids}], SamplingParams(temperature=0.0, max_tokens=12), use_tqdm=False
     )
@@ -223,7 +223,7 @@ def test_evaluation_samples_through_vllm(tmp_path):
 def two_processes(rank, folder):
     watch = Watch(remember=False)
     strategy = "ddp" if "ddp" in folder else ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-    module = module_of(vllm=VLLM(0.1, max_model_len=256, options={"enforce_eager": True}))
+    module = module_of(vllm=VLLM(max_model_len=256, options=OPTIONS))
     trainer = make_trainer(folder, [watch], max_steps=2, devices=2, strategy=strategy, limit_val_batches=1)
     # One validation problem: the second process has nothing to sample there and is not waited for.
     trainer.fit(module, Sums(batch_size=1, train=4, val=1, shuffle=False))
