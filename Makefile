@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BENCH_VENV ?= .venv-bench
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 SOURCES := main.py gtpo_lightning callbacks datamodules benchmarks tests
 
@@ -16,11 +17,11 @@ export HF_DATASETS_OFFLINE = 1
 # DeepSpeed compiles no operators at installation; it builds the ones that are used when they are first used.
 export DS_BUILD_OPS = 0
 # Tiny models run faster on one thread, and the tests with two processes stay out of each other's way.
-test test-slow quickstart quickstart-seeds: export OMP_NUM_THREADS = 1
-test test-slow quickstart quickstart-seeds: export TOKENIZERS_PARALLELISM = false
+test test-slow test-vllm quickstart quickstart-seeds: export OMP_NUM_THREADS = 1
+test test-slow test-vllm quickstart quickstart-seeds: export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow lint format quickstart quickstart-seeds bench-step grading deepspeed clean
+.PHONY: help install test test-slow test-vllm lint format quickstart quickstart-seeds bench-step grading deepspeed clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -41,6 +42,15 @@ test: lint ## Lint, type-check, and run all tests that are not slow, docstring e
 
 test-slow: $(VENV)/.installed ## Run the slow tests: a real model, packaging.
 	time $(BIN)/python -m pytest -q -m slow --timeout=900 --durations=0
+
+$(VLLM_VENV)/.installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -r constraints-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -e .
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.installed ## Train, export and evaluate SmolLM2-135M through vLLM on a CPU, in an environment of its own.
+	time $(VLLM_VENV)/bin/python -m pytest -q tests/vllm --timeout=900 --durations=0
 
 lint: $(VENV)/.installed ## Check style, format and types.
 	time $(BIN)/ruff check $(SOURCES)

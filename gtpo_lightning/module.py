@@ -13,6 +13,8 @@ from torch import Tensor
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT
 from gtpo_lightning.distributed import gather_objects, of_this_rank
 from gtpo_lightning.engines import Sampling
+from gtpo_lightning.engines.correction import correct_sampling
+from gtpo_lightning.engines.vllm import VLLM
 from gtpo_lightning.functional import group_advantages, policy_loss
 from gtpo_lightning.hooks import call_rl_hooks
 from gtpo_lightning.lora import LoRA
@@ -83,7 +85,11 @@ class GTPOModule(PolicyModule):
         gradient_checkpointing: Whether the model's layers run again in the backward pass and keep no activations.
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
-        rollout_batch_size: Prompts sampled at once; null samples all of a step together.
+        rollout_batch_size: Prompts sampled at once; null samples all of a step together. vLLM decides for itself.
+        engine: Who samples: `local`, the policy itself, or `vllm`, by a copy of its weights that follows them.
+        vllm: Settings of vLLM, see `VLLM`.
+        importance_sampling_cap: Upper bound of the ratio of the policy to what an engine with weights of its own drew
+            from, which multiplies each token's weight; null leaves the difference in. Without effect for `local`.
         seed: Seed of the random numbers that tokens are drawn with; null takes that of `seed_everything`.
         optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
         lr_scheduler: Builds the learning-rate scheduler from the optimizer; stepped after each optimizer step.
@@ -124,6 +130,9 @@ class GTPOModule(PolicyModule):
         system_prompt: str = SYSTEM_PROMPT,
         prompt_template: str = PLAIN_TEMPLATE,
         rollout_batch_size: int | None = None,
+        engine: Literal["local", "vllm"] = "local",
+        vllm: VLLM | None = None,
+        importance_sampling_cap: float | None = 2.0,
         seed: int | None = None,
         optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,
@@ -133,6 +142,7 @@ class GTPOModule(PolicyModule):
         _check_delta(delta, epsilon)
         _check_resampling(resample_groups)
         _check_loss_temperature(loss_temperature, temperature)
+        _check_cap(importance_sampling_cap)
         check_limits("reward_errors", reward_errors, "reward_time_limit", reward_time_limit)
         reward_functions = RewardFunctions(rewards, on_error=reward_errors, time_limit=reward_time_limit)
         sampling = Sampling(group_size, max_completion_length, temperature, top_k, top_p, min_p)
@@ -153,6 +163,8 @@ class GTPOModule(PolicyModule):
             max_completion_length=max_completion_length,
             temperature=temperature,
             rollout_batch_size=rollout_batch_size,
+            engine=engine,
+            vllm=vllm,
             micro_batch_size=micro_batch_size,
             seed=seed,
             optimizer=optimizer,
@@ -170,6 +182,7 @@ class GTPOModule(PolicyModule):
         self.resample_groups = resample_groups
         self.loss_temperature = loss_temperature
         self.mask_truncated = mask_truncated
+        self.importance_sampling_cap = importance_sampling_cap
         self.entropy_grad = False
         """Whether entropies carry a gradient; a callback that needs it sets it in its `setup`."""
         self.wants_reference = False
@@ -198,6 +211,8 @@ class GTPOModule(PolicyModule):
         self.begin_micro_batch(rollout)
         rollout.logprobs, rollout.entropies = self.score(rollout)
         self.store.freeze(rollout)
+        if not self.engine.exact:
+            correct_sampling(self, rollout, self.importance_sampling_cap)
         call_rl_hooks(self.trainer, "on_before_loss", rollout)
         losses = {"policy": self.policy_loss(rollout)}
         call_rl_hooks(self.trainer, "on_after_loss", rollout, losses)
@@ -217,6 +232,7 @@ class GTPOModule(PolicyModule):
         call_rl_hooks(self.trainer, "on_rollout_start", prompts)
         rollout = self._sample_and_score(prompts)
         rollout, tries = resample(rollout, self._sample_again, self.resample_groups, self.policy.most)
+        self.engine.rest()
         call_rl_hooks(self.trainer, "on_rollout_end", rollout)
         rollout.advantages = self.advantages(rollout)
         self.monitor.log_rollout(self, rollout, tries)
@@ -414,3 +430,8 @@ def _check_loss_temperature(value: float | None, temperature: float) -> None:
             f"loss_temperature: {value:g} is not the temperature of sampling, {temperature:g}, so log-probs are not "
             "those of the distribution that tokens are drawn from and training is off-policy"
         )
+
+
+def _check_cap(cap: float | None) -> None:
+    if cap is not None and (not isinstance(cap, (int, float)) or isinstance(cap, bool) or not cap > 0):
+        raise ValueError(f"importance_sampling_cap: {cap!r} is not valid; valid: null, or a number above 0")

@@ -18,6 +18,7 @@ from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.completion_store import CompletionStore
 from gtpo_lightning.engines import Completions, Engine, OnFinished, Sampling
 from gtpo_lightning.engines.local import LocalEngine
+from gtpo_lightning.engines.vllm import VLLM, VLLMEngine, vllm_settings
 from gtpo_lightning.fit_checks import check_fit
 from gtpo_lightning.hooks import StepWindow
 from gtpo_lightning.judging import Sample
@@ -70,7 +71,9 @@ class PolicyModule(pl.LightningModule):
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
         max_completion_length: Tokens of a completion at most (T).
         temperature: Temperature of sampling and of log-probs and entropies.
-        rollout_batch_size: Prompts sampled at once; null samples all of a step together.
+        rollout_batch_size: Prompts sampled at once; null samples all of a step together. vLLM decides for itself.
+        engine: Who samples: `local`, the policy itself, or `vllm`, by a copy of its weights that follows them.
+        vllm: Settings of vLLM, see `VLLM`.
         micro_batch_size: Completions scored at once, under activation checkpointing; null keeps the activations of all.
         seed: Seed of the random numbers that tokens are drawn with; null takes that of `seed_everything`.
         optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
@@ -96,6 +99,8 @@ class PolicyModule(pl.LightningModule):
         max_completion_length: int = 512,
         temperature: float = 1.0,
         rollout_batch_size: int | None = None,
+        engine: Literal["local", "vllm"] = "local",
+        vllm: VLLM | None = None,
         micro_batch_size: int | None = None,
         seed: int | None = None,
         optimizer: OptimizerCallable = adamw,
@@ -109,6 +114,7 @@ class PolicyModule(pl.LightningModule):
         _check_counts(rollout_batch_size=rollout_batch_size, micro_batch_size=micro_batch_size)
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ValueError(f"dtype: {dtype!r} is not valid; valid: float32, bfloat16, float16")
+        self.vllm = vllm_settings(engine, vllm)
         if weights is not None:
             check_checkpoint(weights, "weights")
         self.eval_sampling = Sampling(max_completion_length=max_completion_length, temperature=temperature)
@@ -149,7 +155,7 @@ class PolicyModule(pl.LightningModule):
         """Reads the weights once, in the strategy's context, and splits them where the strategy asks for it."""
         strategy = None if self._trainer is None else self._trainer.strategy
         if self._trainer is not None:
-            check_run(self._trainer, self.source.quantization)
+            check_run(self._trainer, self.source.quantization, self.vllm)
         with read_whole(strategy):
             self._make_policy("cpu" if strategy is None else strategy.root_device.type)
             self.add_models()
@@ -204,12 +210,42 @@ class PolicyModule(pl.LightningModule):
         """Who samples; the local engine unless another was set."""
         if self._engine is None:
             self.configure_model()
-            self._engine = LocalEngine(self.policy, self.codec.eos_ids, self.codec.pad_id, self.rollout_batch_size)
+            common = self.policy, self.codec.eos_ids, self.codec.pad_id
+            if self.vllm is None:
+                self._engine = LocalEngine(*common, self.rollout_batch_size)
+            else:
+                dtype, version = self._compute_dtype(), self._optimizer_steps
+                self._engine = VLLMEngine(*common, self.vllm, dtype=dtype, version=version)
         return self._engine
 
     @engine.setter
     def engine(self, engine: Engine) -> None:
         self._engine = engine
+
+    def _compute_dtype(self) -> torch.dtype:
+        """What products are computed in: the trainer's mixed precision, else the dtype of the weights."""
+        precision = "" if self._trainer is None else str(self._trainer.precision)
+        mixed = torch.bfloat16 if "bf16" in precision else torch.float16 if "16" in precision else None
+        return getattr(torch, self.source.dtype) if mixed is None else mixed
+
+    def _optimizer_steps(self) -> int:
+        return 0 if self._trainer is None else self._trainer.global_step
+
+    def on_fit_start(self) -> None:
+        """Readies the engine on every process, whether it will have something to sample or not."""
+        self.engine.start()
+
+    def on_validation_start(self) -> None:
+        """As `on_fit_start`: weights have changed since."""
+        self.engine.start()
+
+    def on_test_start(self) -> None:
+        """As `on_fit_start`."""
+        self.engine.start()
+
+    def on_predict_start(self) -> None:
+        """As `on_fit_start`."""
+        self.engine.start()
 
     def prompt_length(self, problem: Problem) -> int:
         """Tokens of a problem's prompt; what data modules compare with `max_prompt_length`."""
@@ -289,8 +325,10 @@ class PolicyModule(pl.LightningModule):
         return self.sample(prompts, sampling, stage, first_member=first, on_finished=keep)
 
     def teardown(self, stage: str) -> None:
-        """Ends the processes that judged answers; they start again when they are needed."""
+        """Ends the engine and the processes that judged answers; they start again when they are needed."""
         super().teardown(stage)
+        if self._engine is not None:
+            self._engine.close()
         close_workers()
 
     def configure_callbacks(self) -> list[pl.Callback]:
@@ -365,8 +403,8 @@ class _CloseWorkers(pl.Callback):
 def not_plain(arguments: dict[str, Any]) -> list[str]:
     """Names of arguments that a checkpoint should not hold.
 
-    Callables, since a checkpoint is read without running code, and `weights` and `adapter`, since the checkpoint has
-    the weights.
+    Callables, since a checkpoint is read without running code, `weights` and `adapter`, since the checkpoint has the
+    weights, and `engine`, since who samples is up to the machine and not to the policy.
     """
 
     def plain(value: Any) -> bool:
@@ -376,7 +414,7 @@ def not_plain(arguments: dict[str, Any]) -> list[str]:
             return all(plain(item) for item in value)
         return isinstance(value, (str, int, float, bool, type(None)))
 
-    return ["weights", "adapter", *(name for name, value in arguments.items() if not plain(value))]
+    return ["weights", "adapter", "engine", "vllm", *(name for name, value in arguments.items() if not plain(value))]
 
 
 def _check_counts(**counts: int | None) -> None:

@@ -6,11 +6,12 @@ import importlib.util
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from gtpo_lightning.lora import LoRA
 
-__all__ = ["check_quantization", "dequantized", "quantization_config", "unpacked"]
+__all__ = ["check_quantization", "dense_weight", "dequantized", "quantization_config", "unpacked"]
 
 
 def check_quantization(quantization: str | None, lora: LoRA | None, *, embedded: bool) -> None:
@@ -83,3 +84,14 @@ def dequantized(model: PreTrainedModel) -> PreTrainedModel:
     """The same weights in fp32, so that an adapter can be merged into them without rounding them to 4 bits again."""
     dense: Any = model.dequantize(dtype=torch.float32)  # type: ignore[operator]
     return dense.float()
+
+
+def dense_weight(layer: nn.Module) -> Tensor:
+    """A layer's weight as numbers; those kept in 4 bits as what they mean, in the dtype they are computed with."""
+    weight: Any = layer.weight
+    state = getattr(weight, "quant_state", None)
+    if state is None:
+        return weight
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(weight.data, state)

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, render_target
+from gtpo_lightning.engines.vllm import VLLM
 from gtpo_lightning.hooks import log_means
 from gtpo_lightning.lora import LoRA
 from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
@@ -38,6 +39,8 @@ class SFTModule(PolicyModule):
         system_prompt: Instruction that asks for the answer format; empty for none.
         prompt_template: Prompt of tokenizers without a chat template, with `{system}` and `{question}`.
         rollout_batch_size: Prompts sampled at once in evaluation; null samples all of a batch together.
+        engine: Who samples in evaluation: `local`, the policy itself, or `vllm`.
+        vllm: Settings of vLLM, see `VLLM`.
         seed: Seed of the random numbers that tokens are drawn with; null takes that of `seed_everything`.
         optimizer: Builds the optimizer from parameters; AdamW with the paper's settings if left out.
         lr_scheduler: Builds the learning-rate scheduler from the optimizer; stepped after each optimizer step.
@@ -63,6 +66,8 @@ class SFTModule(PolicyModule):
         system_prompt: str = SYSTEM_PROMPT,
         prompt_template: str = PLAIN_TEMPLATE,
         rollout_batch_size: int | None = None,
+        engine: Literal["local", "vllm"] = "local",
+        vllm: VLLM | None = None,
         seed: int | None = None,
         optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,

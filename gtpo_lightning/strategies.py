@@ -87,11 +87,12 @@ def _is(name: str, *kinds: str) -> bool:
     return any(name == known[kind] or name.split("_")[0] == kind for kind in kinds)
 
 
-def check_run(trainer: pl.Trainer, quantization: str | None) -> None:
+def check_run(trainer: pl.Trainer, quantization: str | None, vllm: object = None) -> None:
     """Refuses what a strategy would do wrong, before weights are read.
 
     Raises:
-        ValueError: Weights in 4 bits that would be split, or gradients that DeepSpeed would accumulate.
+        ValueError: Weights in 4 bits that would be split, weights that vLLM could not be given, or gradients that
+            DeepSpeed would accumulate.
     """
     strategy = trainer.strategy
     splits = isinstance(strategy, (FSDPStrategy, ModelParallelStrategy)) or zero.splits_weights(strategy)
@@ -100,6 +101,11 @@ def check_run(trainer: pl.Trainer, quantization: str | None) -> None:
             f"quantization: {quantization!r} keeps weights in blocks that {type(strategy).__name__} would cut apart; "
             "valid: configs/trainer/ddp.yaml or one GPU, where each holds all of the small weights, or quantization: "
             "null"
+        )
+    if vllm is not None and (isinstance(strategy, FSDPStrategy) or zero.splits_weights(strategy)):
+        raise ValueError(
+            f"engine: 'vllm' with {type(strategy).__name__}, whose split weights cannot be read one by one; valid: "
+            "configs/trainer/ddp.yaml, fsdp2.yaml or deepspeed_stage_2.yaml, or engine: local"
         )
     if isinstance(strategy, DeepSpeedStrategy) and trainer.accumulate_grad_batches > 1:
         raise ValueError(

@@ -247,7 +247,7 @@ def test_declared_reads_every_section():
         count[key] = count.get(key, 0) + 1
     assert count["requires"] >= 1
     assert count["dependencies"] >= 9
-    assert set(count) == {"requires", "dependencies", "test", "smollm2", "peft", "qlora", "bench", "deepspeed"}
+    assert set(count) == {"requires", "dependencies", "test", "smollm2", "peft", "qlora", "bench", "deepspeed", "vllm"}
 
 
 def test_every_bound_has_its_reason_on_the_line_above():
@@ -260,7 +260,7 @@ def test_every_bound_has_its_reason_on_the_line_above():
 def test_constraints_pin_each_requirement_within_its_bound():
     pinned = pins()
     for key, requirement, _ in declared():
-        if key in ("bench", "deepspeed", "qlora"):  # not part of the environment that the tests run in
+        if key in ("bench", "deepspeed", "qlora", "vllm"):  # not part of the environment that the tests run in
             continue
         version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, requirement

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gtpo_lightning.engines.base import Completions, OnFinished
+from gtpo_lightning.engines.base import Completions, Engine, OnFinished, check_keys, check_length
 from gtpo_lightning.engines.cache import growing_cache
 from gtpo_lightning.engines.sampling import Sampling, draw_tokens, keyed_uniforms
 from gtpo_lightning.policy import Policy, eval_mode
@@ -21,7 +21,7 @@ _COMPACT_BELOW = 0.875  # share of unfinished rows below which the batch is cut 
 _CHECK_EVERY = 8  # steps between looks at finished rows on an accelerator, where a look waits for the device
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Samples with the policy's own weights, in evaluation mode, with a key-value cache.
 
     Each prompt is read once and its cache repeated for its completions; finished rows leave the batch; a token is drawn
@@ -34,6 +34,8 @@ class LocalEngine:
         pad_id: What stands behind a finished completion.
         batch_size: Prompts sampled at once; None samples all together.
     """
+
+    exact = True
 
     def __init__(self, policy: Policy, eos_ids: Sequence[int], pad_id: int, batch_size: int | None = None) -> None:
         self.policy = policy
@@ -57,16 +59,13 @@ class LocalEngine:
             ValueError: Prompt and completion do not fit the model's positions, or the number of keys is wrong.
         """
         rows = len(prompts.ids) * sampling.num_samples
-        if len(keys) != rows:
-            raise ValueError(f"keys: {len(keys)} given for {rows} rows; valid: one a row")
-        self._check_length(prompts, sampling)
+        check_keys(keys, rows)
+        check_length(prompts, sampling, self.policy.max_positions)
         uniforms = keyed_uniforms(keys, sampling.max_completion_length).to(prompts.ids.device)
-        out = self._empty(rows, sampling.max_completion_length, prompts.ids.device)
+        out = Completions.empty(rows, sampling.max_completion_length, self.pad_id, prompts.ids.device)
         with eval_mode(self.policy.model):
             self.policy(self._generate, prompts, sampling, uniforms, out, show_progress, on_finished)
-        longest = max(int(out.lengths.max()), 1) if rows else 1
-        out.ids, out.logprobs, out.entropies = (x[:, :longest] for x in (out.ids, out.logprobs, out.entropies))
-        return out
+        return out.trim()
 
     def _generate(
         self,
@@ -93,29 +92,10 @@ class LocalEngine:
     def _accompany(self, prompts: Prompts, sampling: Sampling) -> None:
         """Takes part in a chunk of other processes that share the weights: decodes a token's prompt for nobody."""
         device = prompts.ids.device
-        out = self._empty(sampling.num_samples, sampling.max_completion_length, device)
+        out = Completions.empty(sampling.num_samples, sampling.max_completion_length, self.pad_id, device)
         ids = torch.zeros(1, 1, dtype=torch.long, device=device)
         uniforms = torch.zeros(sampling.num_samples, sampling.max_completion_length, dtype=torch.float64, device=device)
         self._decode(ids, torch.ones_like(ids).bool(), sampling, uniforms, out, 0, False, None)
-
-    def _check_length(self, prompts: Prompts, sampling: Sampling) -> None:
-        limit = self.policy.max_positions
-        longest = int(prompts.mask.sum(dim=1).max()) if len(prompts.ids) else 0
-        if limit and longest + sampling.max_completion_length > limit:
-            raise ValueError(
-                f"max_completion_length: {sampling.max_completion_length} and a prompt of {longest} tokens exceed the "
-                f"model's {limit} positions; valid: at most {max(limit - longest, 0)} here, or drop long prompts with "
-                "max_prompt_length"
-            )
-
-    def _empty(self, rows: int, length: int, device: torch.device) -> Completions:
-        return Completions(
-            ids=torch.full((rows, length), self.pad_id, device=device),
-            lengths=torch.zeros(rows, dtype=torch.long, device=device),
-            truncated=torch.ones(rows, dtype=torch.bool, device=device),
-            logprobs=torch.zeros(rows, length, dtype=torch.float32, device=device),
-            entropies=torch.zeros(rows, length, dtype=torch.float32, device=device),
-        )
 
     def _decode(
         self,
@@ -128,7 +108,8 @@ class LocalEngine:
         show_progress: bool,
         on_finished: OnFinished | None,
     ) -> None:
-        """Decodes one chunk of prompts into rows `first`, `first + 1`, … of `out`."""
+        """Decodes one chunk of prompts into rows `first`, `first + 1`, … of `out`, which has room for entropies."""
+        out_entropies: Tensor = out.entropies  # type: ignore[assignment]
         group, length = sampling.num_samples, sampling.max_completion_length
         state, layers = self.policy.prefill(ids, mask)
         cache = growing_cache(layers, group, min(_ROOM, length))
@@ -147,7 +128,7 @@ class LocalEngine:
             tokens, logprobs, entropies = draw_tokens(logits, uniforms[rows, step], sampling)
             out.ids[rows, step] = torch.where(alive, tokens, self.pad_id)
             out.logprobs[rows, step] = torch.where(alive, logprobs, 0.0).to(out.logprobs.dtype)
-            out.entropies[rows, step] = torch.where(alive, entropies, 0.0).to(out.entropies.dtype)
+            out_entropies[rows, step] = torch.where(alive, entropies, 0.0).to(out_entropies.dtype)
             out.lengths[rows] += alive
             ended = alive & torch.isin(tokens, eos)
             out.truncated[rows] &= ~ended
