@@ -149,6 +149,10 @@ class VLLMEngine(Engine):
 
     def start(self) -> None:
         """Loads or wakes vLLM and gives it the policy's weights where they changed; every process has to call it."""
+        with isolate_rng():  # vLLM seeds the random numbers of its process, and draws some in vain
+            self._start()
+
+    def _start(self) -> None:
         if self._llm is None:
             self._llm = self._load()
         elif self._asleep:
@@ -203,7 +207,7 @@ class VLLMEngine(Engine):
         from vllm import LLM
 
         self._owns_process_group = not torch.distributed.is_initialized()
-        with tempfile.TemporaryDirectory() as folder, isolate_rng():  # vLLM seeds the random numbers of its process
+        with tempfile.TemporaryDirectory() as folder:
             _config(self.policy, self.dtype).save_pretrained(folder)
             return LLM(
                 model=folder,
@@ -262,7 +266,8 @@ class VLLMEngine(Engine):
         check_length(prompts, sampling, self.policy.max_positions)
         self.start()
         self._check_room(prompts, sampling)
-        return self._sample(prompts, sampling, keys, show_progress=show_progress, on_finished=on_finished)
+        with isolate_rng():
+            return self._sample(prompts, sampling, keys, show_progress=show_progress, on_finished=on_finished)
 
     def _check_room(self, prompts: Prompts, sampling: Sampling) -> None:
         limit = int(self._llm.model_config.max_model_len)
