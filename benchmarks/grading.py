@@ -129,6 +129,8 @@ def speed(rows: Rows) -> list[Figure]:
 
 def hostility(rows: Rows) -> list[Figure]:
     """Hostile answers among others: these keep their grades, and no process is left behind."""
+    close_workers()
+    before = children()
     pairs = answers(rows, MIXED - HOSTILE)
     alone = compare(pairs)
     step = MIXED // HOSTILE
@@ -141,7 +143,7 @@ def hostility(rows: Rows) -> list[Figure]:
     changed = sum(a != b for a, b in zip(kept, alone, strict=True))
     wrong = sum(grade.equal for grade in hostile)
     close_workers()
-    left = children()
+    left = children() - before
     return [
         Figure(f"{MIXED} answers, {HOSTILE} hostile, seconds", taken),
         Figure("other grades that changed", changed, "0", changed == 0),
