@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from gtpo_lightning.cli import PARTS, main
+from gtpo_lightning.engines.vllm import VLLM
 from gtpo_lightning.lora import LoRA
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -23,6 +24,16 @@ OPTIONS = {
 }
 # overlays of the model: what they give of it
 MODEL_OPTIONS = {
+    "vllm": {
+        "engine": "vllm",
+        "vllm": {
+            "gpu_memory_utilization": 0.3,
+            "dtype": "auto",
+            "max_model_len": None,
+            "sleep": True,
+            "options": {},
+        },
+    },
     "lora": {
         "lora": {
             "rank": 128,
@@ -112,6 +123,18 @@ def test_the_qlora_overlay_is_read_whole_and_names_what_it_needs(tmp_path):
     assert given == MODEL_OPTIONS["qlora"]
     with pytest.raises(ValueError, match="quantization: '4bit' "):  # the tiny model has no files of its own
         fit(tmp_path, "options/qlora.yaml")
+
+
+@pytest.mark.parametrize("base", ["gtpo.yaml", "grpo.yaml", "sft.yaml"])
+def test_the_vllm_overlay_goes_over_any_method_says_all_settings_and_what_it_needs(base, monkeypatch):
+    given = yaml.safe_load((CONFIGS / "options/vllm.yaml").read_text())["model"]["init_args"]
+    assert given == MODEL_OPTIONS["vllm"]
+    assert VLLM(**given["vllm"]) == VLLM()
+    assert given["vllm"].keys() == {field.name for field in fields(VLLM)}
+    names = [base, "models/tiny.yaml", "data/arithmetic.yaml", "trainer/cpu.yaml", "options/vllm.yaml"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'gtpo-lightning\[vllm\]'"):
+        main(["fit", *(word for name in names for word in ("-c", str(CONFIGS / name)))])
 
 
 def test_options_of_one_part_add_up(tmp_path):

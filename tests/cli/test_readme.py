@@ -99,6 +99,10 @@ def test_g_21_each_command_runs(command, stand_ins, tmp_path, monkeypatch, check
         flags.append(f"--data.source={SETS[key].default_source}")
     if command[0] != "fit":
         flags.append(f"--evaluator.store={tmp_path}/completions")
+    if "configs/options/vllm.yaml" in command:  # what it does with vLLM is tested by `make test-vllm`
+        with pytest.raises(ValueError, match="engine: 'vllm' needs the package vllm"):
+            main([*command, *flags])
+        return
     cli = main([*(in_place(word, stand_ins, checkpoint) for word in command), *flags])
     if command[0] == "fit":
         assert cli.trainer.global_step == 1
