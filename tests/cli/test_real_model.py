@@ -27,13 +27,19 @@ def read_once():
         yield
 
 
+def training_rows(folder):
+    """The real file, or miniature rows of its columns."""
+    if REAL.exists():
+        return REAL
+    rows = [f'{{"question": "{i} plus {i}?", "answer": "{i}+{i}={2 * i}\\n#### {2 * i}"}}' for i in range(100)]
+    source = folder / "gsm8k_train.jsonl"
+    source.write_text("\n".join(rows) + "\n")
+    return source
+
+
 @pytest.mark.slow
 def test_smollm2_trains_two_steps_on_gsm8k_and_leaves_logs_and_a_checkpoint(tmp_path):
-    source = REAL
-    if not REAL.exists():
-        rows = [f'{{"question": "{i} plus {i}?", "answer": "{i}+{i}={2 * i}\\n#### {2 * i}"}}' for i in range(100)]
-        source = tmp_path / "gsm8k_train.jsonl"
-        source.write_text("\n".join(rows) + "\n")
+    source = training_rows(tmp_path)
     configs = [str(ROOT / "configs" / name) for name in ("gtpo.yaml", "models/smollm2-135m.yaml", "data/gsm8k.yaml")]
     flags = [word for path in configs for word in ("-c", path)]
     cli = main(
@@ -77,16 +83,17 @@ def test_smollm2_is_judged_on_gsm8k_and_repeats_no_finished_problem(tmp_path):
 
 
 @pytest.mark.slow
-def test_p_05_e_08_smollm2_trains_adapters_resumes_exactly_and_exports(tmp_path):
+def test_p_05_e_08_smollm2_trains_adapters_on_gsm8k_resumes_exactly_and_exports(tmp_path):
     overlay = tmp_path / "save.yaml"
     overlay.write_text(
         "trainer:\n  max_steps: 2\n  max_epochs: -1\n  callbacks:\n"
         "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint\n"
         "      init_args: {every_n_train_steps: 1, save_top_k: -1, filename: '{step}'}\n"
     )
-    names = ("gtpo.yaml", "models/smollm2-135m.yaml", "data/arithmetic.yaml", "trainer/cpu.yaml", "options/lora.yaml")
+    names = ("gtpo.yaml", "models/smollm2-135m.yaml", "data/gsm8k.yaml", "trainer/cpu.yaml", "options/lora.yaml")
     flags = [word for name in names for word in ("-c", str(ROOT / "configs" / name))]
-    flags += ["-c", str(overlay), "--data.size=8", "--data.val_size=2", "--data.batch_size=2", "--model.group_size=2",
+    flags += ["-c", str(overlay), f"--data.source={training_rows(tmp_path)}", "--data.limit_train=8",
+              "--data.val_size=2", "--data.batch_size=2", "--model.group_size=2",
               "--model.max_completion_length=12", "--model.optimizer.lr=1e-3", "--model.lora.rank=8",
               "--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false",
               "--kl_penalty.beta=0.01", "--model.gradient_checkpointing=true"]  # fmt: skip
