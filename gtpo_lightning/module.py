@@ -14,10 +14,11 @@ from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT
 from gtpo_lightning.distributed import gather_objects, of_this_rank
 from gtpo_lightning.engines import Sampling
 from gtpo_lightning.engines.correction import correct_sampling
-from gtpo_lightning.engines.vllm import VLLM
+from gtpo_lightning.engines.vllm_settings import VLLM
 from gtpo_lightning.functional import group_advantages, policy_loss
 from gtpo_lightning.hooks import call_rl_hooks
 from gtpo_lightning.lora import LoRA
+from gtpo_lightning.module_checks import check_cap, check_choices, check_delta, check_loss_temperature, check_resampling
 from gtpo_lightning.monitor import Monitor
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.policy import Policy
@@ -138,11 +139,11 @@ class GTPOModule(PolicyModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k != "self" and not k.startswith("__")}
-        _check_choices(group_size, advantage_scale, aggregation, updates_per_rollout, epsilon)
-        _check_delta(delta, epsilon)
-        _check_resampling(resample_groups)
-        _check_loss_temperature(loss_temperature, temperature)
-        _check_cap(importance_sampling_cap)
+        check_choices(group_size, advantage_scale, aggregation, updates_per_rollout, epsilon)
+        check_delta(delta, epsilon)
+        check_resampling(resample_groups)
+        check_loss_temperature(loss_temperature, temperature)
+        check_cap(importance_sampling_cap)
         check_limits("reward_errors", reward_errors, "reward_time_limit", reward_time_limit)
         reward_functions = RewardFunctions(rewards, on_error=reward_errors, time_limit=reward_time_limit)
         sampling = Sampling(group_size, max_completion_length, temperature, top_k, top_p, min_p)
@@ -379,59 +380,3 @@ class GTPOModule(PolicyModule):
         self._start = start
         if self.reference is not None:
             self.reference = self.reference.resume(start, self.build_policy)
-
-
-def _check_choices(
-    group_size: int,
-    advantage_scale: str,
-    aggregation: str,
-    updates_per_rollout: int,
-    epsilon: float | tuple[float, float] | None,
-) -> None:
-    if not isinstance(group_size, int) or group_size < 2:
-        raise ValueError(
-            f"group_size: {group_size!r} is not valid; valid: an integer of at least 2, since the advantage compares "
-            "the completions of a group"
-        )
-    if not isinstance(updates_per_rollout, int) or updates_per_rollout < 1:
-        raise ValueError(f"updates_per_rollout: {updates_per_rollout!r} is not valid; valid: an integer of at least 1")
-    for name, value, valid in (
-        ("advantage_scale", advantage_scale, ("none", "group", "batch")),
-        ("aggregation", aggregation, ("sequence", "token", "constant")),
-    ):
-        if value not in valid:
-            raise ValueError(f"{name}: {value!r} is not valid; valid: {', '.join(valid)}")
-    bounds = (0.0, 0.0) if epsilon is None else (epsilon,) * 2 if isinstance(epsilon, (int, float)) else tuple(epsilon)
-    if len(bounds) != 2 or not all(bound >= 0 for bound in bounds):
-        raise ValueError(f"epsilon: {epsilon!r} is not valid; valid: null, a number of at least 0, or [low, high]")
-
-
-def _check_delta(delta: float | None, epsilon: float | tuple[float, float] | None) -> None:
-    high = 0.0 if epsilon is None else epsilon if isinstance(epsilon, (int, float)) else epsilon[1]
-    number = isinstance(delta, (int, float)) and not isinstance(delta, bool)
-    if delta is not None and not (number and delta > 1 + high):
-        raise ValueError(
-            f"delta: {delta!r} is not valid; valid: null, or a number above 1 + high epsilon = {1 + high:g}"
-        )
-
-
-def _check_resampling(tries: int) -> None:
-    if not isinstance(tries, int) or isinstance(tries, bool) or tries < 0:
-        raise ValueError(f"resample_groups: {tries!r} is not valid; valid: an integer of at least 0 (further tries)")
-
-
-def _check_loss_temperature(value: float | None, temperature: float) -> None:
-    if value is None:
-        return
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"loss_temperature: {value!r} is not valid; valid: null, or a finite number above 0")
-    if value != temperature:
-        rank_zero_warn(
-            f"loss_temperature: {value:g} is not the temperature of sampling, {temperature:g}, so log-probs are not "
-            "those of the distribution that tokens are drawn from and training is off-policy"
-        )
-
-
-def _check_cap(cap: float | None) -> None:
-    if cap is not None and (not isinstance(cap, (int, float)) or isinstance(cap, bool) or not cap > 0):
-        raise ValueError(f"importance_sampling_cap: {cap!r} is not valid; valid: null, or a number above 0")

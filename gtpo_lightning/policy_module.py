@@ -18,7 +18,8 @@ from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.completion_store import CompletionStore
 from gtpo_lightning.engines import Completions, Engine, OnFinished, Sampling
 from gtpo_lightning.engines.local import LocalEngine
-from gtpo_lightning.engines.vllm import VLLM, VLLMEngine, vllm_settings
+from gtpo_lightning.engines.vllm import VLLMEngine
+from gtpo_lightning.engines.vllm_settings import VLLM, vllm_settings
 from gtpo_lightning.fit_checks import check_fit
 from gtpo_lightning.hooks import StepWindow
 from gtpo_lightning.judging import Sample

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, render_target
-from gtpo_lightning.engines.vllm import VLLM
+from gtpo_lightning.engines.vllm_settings import VLLM
 from gtpo_lightning.hooks import log_means
 from gtpo_lightning.lora import LoRA
 from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gtpo_lightning.cli import PARTS, main
-from gtpo_lightning.engines.vllm import VLLM
+from gtpo_lightning.engines.vllm_settings import VLLM
 from gtpo_lightning.lora import LoRA
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -12,7 +12,8 @@ from gtpo_lightning.adapters import untied
 from gtpo_lightning.callbacks import ConflictMasking
 from gtpo_lightning.cli import check
 from gtpo_lightning.engines import Completions, Engine, Sampling
-from gtpo_lightning.engines.vllm import VLLM, VLLMEngine
+from gtpo_lightning.engines.vllm import VLLMEngine
+from gtpo_lightning.engines.vllm_settings import VLLM
 from gtpo_lightning.engines.weights import has_own_head, named_weights, weights_stamp
 from gtpo_lightning.lora import LoRA
 from gtpo_lightning.models import load_model

@@ -11,7 +11,8 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from gtpo_lightning import GTPOModule, Problem, Prompts, RLCallback
 from gtpo_lightning.cli import main
 from gtpo_lightning.engines import Sampling
-from gtpo_lightning.engines.vllm import VLLM, VLLMEngine
+from gtpo_lightning.engines.vllm import VLLMEngine
+from gtpo_lightning.engines.vllm_settings import VLLM
 from gtpo_lightning.export import Export, export
 from tests.helpers.training import Sums, make_trainer, spawn
 
