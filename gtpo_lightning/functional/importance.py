@@ -35,8 +35,9 @@ def importance_ratio(
     Framework Secretly Brings You Off-Policy RL Training", 2025.
 
     >>> policy, engine = torch.tensor([[-1.0, -1.0, 0.0]]), torch.tensor([[-1.5, -3.0, 0.0]])
-    >>> importance_ratio(policy, engine, torch.tensor([[1, 1, 0]])).round(decimals=3).tolist()
-    [[1.649, 2.0, 1.0]]
+    >>> ratio = importance_ratio(policy, engine, torch.tensor([[1, 1, 0]]))
+    >>> [round(x, 3) for x in ratio[0].tolist()]  # e^0.5, the cap, padding
+    [1.649, 2.0, 1.0]
     """
     if not cap > 0:
         raise ValueError(f"cap: {cap!r} is not valid; valid: a number above 0")
