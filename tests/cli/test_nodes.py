@@ -1,6 +1,7 @@
 """Several processes from the command line: FSDP2, two nodes of one process each, one that dies, and going on alone."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -76,7 +77,8 @@ def test_two_nodes_train_a_dead_one_ends_the_other_and_one_process_goes_on(tmp_p
     finally:
         for node in nodes:
             node.kill()
-    assert "Connection closed by peer" in (tmp_path / "node0.txt").read_text()
+    # Which of the two it is depends on whether the other was reading or writing when it died.
+    assert re.search(r"Connection (closed|reset) by peer", (tmp_path / "node0.txt").read_text())
     (path,) = tmp_path.rglob("last.ckpt")
     step = torch.load(path, weights_only=True)["global_step"]
     assert step >= 5
