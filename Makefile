@@ -17,11 +17,11 @@ export HF_DATASETS_OFFLINE = 1
 # DeepSpeed compiles no operators at installation; it builds the ones that are used when they are first used.
 export DS_BUILD_OPS = 0
 # Tiny models run faster on one thread, and the tests with two processes stay out of each other's way.
-test test-slow test-vllm quickstart quickstart-seeds: export OMP_NUM_THREADS = 1
-test test-slow test-vllm quickstart quickstart-seeds: export TOKENIZERS_PARALLELISM = false
+test test-slow test-vllm test-deepspeed quickstart quickstart-seeds: export OMP_NUM_THREADS = 1
+test test-slow test-vllm test-deepspeed quickstart quickstart-seeds: export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-vllm lint format quickstart quickstart-seeds bench-step grading deepspeed clean
+.PHONY: help install test test-slow test-vllm test-deepspeed lint format quickstart quickstart-seeds bench-step grading deepspeed clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -89,6 +89,9 @@ grading: $(VENV)/.installed ## What the grader gets right, and how fast, on GSM8
 
 deepspeed: $(VENV)/.installed ## Add DeepSpeed to the environment.
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[deepspeed]"
+
+test-deepspeed: deepspeed ## Train under ZeRO 2 and 3 on two processes of the CPU; adds DeepSpeed to the environment.
+	time $(BIN)/python -m pytest -q tests/core/test_zero.py --durations=0
 
 clean: ## Remove caches and built files; environments and runs stay.
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage* htmlcov

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
+from gtpo_lightning.models import EMBEDDED, load_tokenizer
 from gtpo_lightning.rollout import Problem, Prompts
 
 __all__ = ["PLAIN_TEMPLATE", "SYSTEM_PROMPT", "Codec", "end_ids", "render_target"]
@@ -95,6 +96,25 @@ class Codec:
         self.vocab_size: int | None = None
         """Entries of the model's vocabulary, once its weights are read."""
         self._adds_bos = tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+
+    @classmethod
+    def of_model(cls, model: str, *, system_prompt: str, prompt_template: str) -> Codec:
+        """The codec of a model, of which only the tokenizer and the configurations are read.
+
+        Args:
+            model: Hub id, folder, or an embedded name.
+            system_prompt: Instruction that asks for the answer format; empty for none.
+            prompt_template: Prompt of tokenizers without a chat template.
+        """
+        sources: list[object] = []
+        if model not in EMBEDDED:
+            for read in (AutoConfig, GenerationConfig):
+                try:
+                    sources.append(read.from_pretrained(model))
+                except (OSError, ValueError):  # not every folder has both; the model's own are read with its weights
+                    continue
+        tokenizer = load_tokenizer(model)
+        return cls(tokenizer, system_prompt=system_prompt, prompt_template=prompt_template, extra_eos=sources)
 
     def add_end_ids(self, *configs: object) -> None:
         """Adds the end-of-sequence ids that further configurations name."""

@@ -18,11 +18,12 @@ from gtpo_lightning.engines.vllm_settings import VLLM
 from gtpo_lightning.functional import group_advantages, policy_loss
 from gtpo_lightning.hooks import call_rl_hooks
 from gtpo_lightning.lora import LoRA
+from gtpo_lightning.module_arguments import adamw, not_plain
 from gtpo_lightning.module_checks import check_cap, check_choices, check_delta, check_loss_temperature, check_resampling
 from gtpo_lightning.monitor import Monitor
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.policy import Policy
-from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
+from gtpo_lightning.policy_module import PolicyModule
 from gtpo_lightning.reference import AdapterReference, Reference, ignore_missing_reference, make_reference, start_origin
 from gtpo_lightning.resampling import resample
 from gtpo_lightning.rewards import RewardFunctions, SoftOverlong

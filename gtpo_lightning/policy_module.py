@@ -10,21 +10,20 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from transformers import AutoConfig, GenerationConfig
 
 from gtpo_lightning.adapters import seed_dropout
 from gtpo_lightning.checkpoint_folders import check_checkpoint
 from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, Codec
 from gtpo_lightning.completion_store import CompletionStore
 from gtpo_lightning.engines import Completions, Engine, OnFinished, Sampling
-from gtpo_lightning.engines.local import LocalEngine
-from gtpo_lightning.engines.vllm import VLLMEngine
+from gtpo_lightning.engines.building import build_engine, compute_dtype
 from gtpo_lightning.engines.vllm_settings import VLLM, vllm_settings
 from gtpo_lightning.fit_checks import check_fit
 from gtpo_lightning.hooks import StepWindow
 from gtpo_lightning.judging import Sample
 from gtpo_lightning.lora import LoRA, lora_settings
-from gtpo_lightning.models import EMBEDDED, check_name, load_tokenizer
+from gtpo_lightning.models import check_name
+from gtpo_lightning.module_arguments import adamw, check_builders, check_counts, check_dtype
 from gtpo_lightning.normalizer import Normalizer
 from gtpo_lightning.optimizer_settings import OptimizerSettings
 from gtpo_lightning.policy import Policy
@@ -36,12 +35,7 @@ from gtpo_lightning.seeding import seed_or_global
 from gtpo_lightning.strategies import check_run, clip_norm, read_whole, saves_parts, split
 from gtpo_lightning.trained_part import drop_frozen, trained_part
 
-__all__ = ["PolicyModule", "adamw", "not_plain"]
-
-
-def adamw(params: Any) -> torch.optim.Optimizer:
-    """AdamW with the paper's settings: learning rate 1e-6, weight decay 0.1."""
-    return torch.optim.AdamW(params, lr=1e-6, weight_decay=0.1)
+__all__ = ["PolicyModule"]
 
 
 class PolicyModule(pl.LightningModule):
@@ -109,12 +103,9 @@ class PolicyModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         model = check_name(model)
-        for name, value in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
-            if not callable(value) and not (name == "lr_scheduler" and value is None):
-                raise ValueError(f"{name}: {value!r} is not valid; valid: a class or function that builds it")
-        _check_counts(rollout_batch_size=rollout_batch_size, micro_batch_size=micro_batch_size)
-        if dtype not in ("float32", "bfloat16", "float16"):
-            raise ValueError(f"dtype: {dtype!r} is not valid; valid: float32, bfloat16, float16")
+        check_builders(optimizer, lr_scheduler)
+        check_counts(rollout_batch_size=rollout_batch_size, micro_batch_size=micro_batch_size)
+        check_dtype(dtype)
         self.vllm = vllm_settings(engine, vllm)
         if weights is not None:
             check_checkpoint(weights, "weights")
@@ -136,7 +127,7 @@ class PolicyModule(pl.LightningModule):
         self.normalizer = Normalizer("token")
         self.build_optimizer = optimizer
         self.build_lr_scheduler = lr_scheduler
-        self.codec = _codec(model, system_prompt, prompt_template)
+        self.codec = Codec.of_model(model, system_prompt=system_prompt, prompt_template=prompt_template)
         self.source = PolicySource(
             model,
             dtype=dtype,
@@ -211,23 +202,20 @@ class PolicyModule(pl.LightningModule):
         """Who samples; the local engine unless another was set."""
         if self._engine is None:
             self.configure_model()
-            common = self.policy, self.codec.eos_ids, self.codec.pad_id
-            if self.vllm is None:
-                self._engine = LocalEngine(*common, self.rollout_batch_size)
-            else:
-                dtype, version = self._compute_dtype(), self._optimizer_steps
-                self._engine = VLLMEngine(*common, self.vllm, dtype=dtype, version=version)
+            precision = "" if self._trainer is None else str(self._trainer.precision)
+            self._engine = build_engine(
+                self.policy,
+                self.codec,
+                vllm=self.vllm,
+                batch_size=self.rollout_batch_size,
+                dtype=compute_dtype(self.source.dtype, precision),
+                version=self._optimizer_steps,
+            )
         return self._engine
 
     @engine.setter
     def engine(self, engine: Engine) -> None:
         self._engine = engine
-
-    def _compute_dtype(self) -> torch.dtype:
-        """What products are computed in: the trainer's mixed precision, else the dtype of the weights."""
-        precision = "" if self._trainer is None else str(self._trainer.precision)
-        mixed = torch.bfloat16 if "bf16" in precision else torch.float16 if "16" in precision else None
-        return getattr(torch, self.source.dtype) if mixed is None else mixed
 
     def _optimizer_steps(self) -> int:
         return 0 if self._trainer is None else self._trainer.global_step
@@ -276,9 +264,18 @@ class PolicyModule(pl.LightningModule):
         out = self.engine.generate(
             prompts, sampling, keys, show_progress=self._shows_progress(), on_finished=on_finished
         )
-        rollout = _as_rollout(prompts, out, self.codec.decode(out.ids, out.lengths))
-        rollout.temperature = sampling.temperature
-        return rollout
+        return Rollout(
+            prompts=prompts,
+            group_ids=torch.arange(len(prompts), device=out.ids.device).repeat_interleave(sampling.num_samples),
+            completion_ids=out.ids,
+            completion_mask=out.mask,
+            truncated=out.truncated,
+            lengths=out.lengths,
+            texts=self.codec.decode(out.ids, out.lengths),
+            sampled_logprobs=out.logprobs,
+            sampled_entropies=out.entropies,
+            temperature=sampling.temperature,
+        )
 
     def _shows_progress(self) -> bool:
         if self._trainer is None or not self._trainer.is_global_zero:
@@ -399,57 +396,3 @@ class PolicyModule(pl.LightningModule):
 class _CloseWorkers(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         close_workers()
-
-
-def not_plain(arguments: dict[str, Any]) -> list[str]:
-    """Names of arguments that a checkpoint should not hold.
-
-    Callables, since a checkpoint is read without running code, `weights` and `adapter`, since the checkpoint has the
-    weights, and `engine`, since who samples is up to the machine and not to the policy.
-    """
-
-    def plain(value: Any) -> bool:
-        if isinstance(value, dict):
-            return all(plain(key) and plain(item) for key, item in value.items())
-        if isinstance(value, (list, tuple)):
-            return all(plain(item) for item in value)
-        return isinstance(value, (str, int, float, bool, type(None)))
-
-    return ["weights", "adapter", "engine", "vllm", *(name for name, value in arguments.items() if not plain(value))]
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}: {value!r} is not valid; valid: null or an integer of at least 1")
-
-
-def _codec(model: str, system_prompt: str, prompt_template: str) -> Codec:
-    sources: list[object] = []
-    if model not in EMBEDDED:
-        for read in (AutoConfig, GenerationConfig):
-            try:
-                sources.append(read.from_pretrained(model))
-            except (OSError, ValueError):  # not every folder has both; the model's own are read with its weights
-                continue
-    return Codec(
-        load_tokenizer(model),
-        system_prompt=system_prompt,
-        prompt_template=prompt_template,
-        extra_eos=sources,
-    )
-
-
-def _as_rollout(prompts: Prompts, out: Completions, texts: list[str]) -> Rollout:
-    group = len(out.ids) // max(len(prompts), 1)
-    return Rollout(
-        prompts=prompts,
-        group_ids=torch.arange(len(prompts), device=out.ids.device).repeat_interleave(group),
-        completion_ids=out.ids,
-        completion_mask=out.mask,
-        truncated=out.truncated,
-        lengths=out.lengths,
-        texts=texts,
-        sampled_logprobs=out.logprobs,
-        sampled_entropies=out.entropies,
-    )

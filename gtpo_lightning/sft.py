@@ -13,7 +13,8 @@ from gtpo_lightning.codec import PLAIN_TEMPLATE, SYSTEM_PROMPT, render_target
 from gtpo_lightning.engines.vllm_settings import VLLM
 from gtpo_lightning.hooks import log_means
 from gtpo_lightning.lora import LoRA
-from gtpo_lightning.policy_module import PolicyModule, adamw, not_plain
+from gtpo_lightning.module_arguments import adamw, not_plain
+from gtpo_lightning.policy_module import PolicyModule
 from gtpo_lightning.rollout import Problem, Rollout
 
 __all__ = ["SFTModule"]

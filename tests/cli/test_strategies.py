@@ -24,7 +24,7 @@ def no_cpu(words):
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_a_gpu_strategy_is_refused_before_anything_is_read(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("gtpo_lightning.policy_module.load_tokenizer", lambda name: pytest.fail("read"))
+    monkeypatch.setattr("gtpo_lightning.codec.load_tokenizer", lambda name: pytest.fail("read"))
     for given in (words(tmp_path, *overlay(name)), no_cpu(words(tmp_path, *overlay(name)))):
         with pytest.raises(ValueError, match=r"trainer.strategy: \w+Strategy needs a GPU.*valid on a CPU: .*fsdp2"):
             main(given)

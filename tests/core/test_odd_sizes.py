@@ -50,7 +50,7 @@ def run(folder, ranks, flags, train, steps, accumulate=1, updates=1, drop=(), mi
 
 
 def slow(params):
-    return torch.optim.SGD(params, lr=0.2)
+    return torch.optim.SGD(params, lr=0.05)  # at 0.2 the last of four updates runs away: its weights move by 8
 
 
 STRATEGIES = {"ddp": lambda: "ddp", "fsdp2": fsdp2, "fsdp1": FSDPOnCPU}
@@ -85,5 +85,5 @@ def test_d_02_e_12_e_13_two_ranks_of_odd_sizes_train_as_one_process(strategy, ca
     assert torch.equal(mine, theirs)
     assert [a + b for a, b in zip(first, second, strict=True)] == sampled
     assert lost.abs().max() > 1e-3
-    assert (mine - lost).abs().max() < 1e-5 * max(1.0, float(lost.abs().max()))
+    assert (mine - lost).abs().max() < 1e-5
     assert judged == history

@@ -30,7 +30,7 @@ HERE = importlib.util.find_spec("vllm") is not None
 @pytest.mark.skipif(HERE, reason="vLLM is installed")
 @pytest.mark.parametrize("kind", [GTPOModule, SFTModule, PolicyModule])
 def test_without_vllm_it_is_said_what_to_install_before_a_model_is_read(kind, monkeypatch):
-    monkeypatch.setattr("gtpo_lightning.policy_module.load_tokenizer", None)
+    monkeypatch.setattr("gtpo_lightning.codec.load_tokenizer", None)
     with pytest.raises(ValueError, match=r"engine: 'vllm' needs the package vllm.*gtpo-lightning\[vllm\].*local"):
         kind(model="tiny", engine="vllm")
 

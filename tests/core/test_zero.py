@@ -12,7 +12,7 @@ from gtpo_lightning.callbacks import Evaluator
 from gtpo_lightning.checkpoint_folders import check_checkpoint
 from tests.core.test_sharding import PARTS, SETTINGS, Sampled, made
 from tests.helpers.cpu_strategies import DeepSpeedOnCPU
-from tests.helpers.training import Sums, all_parts, flat, make_module, make_trainer, spawn
+from tests.helpers.training import Sums, all_parts, assert_trained_as_one, flat, make_module, make_trainer, spawn
 
 pytest.importorskip("deepspeed")
 
@@ -66,15 +66,7 @@ def test_two_processes_under_zero_train_and_are_judged_as_one(stage, tmp_path):
     spawn(_stage_2 if stage == 2 else _stage_3, tmp_path)
     first, second = (torch.load(tmp_path / f"{stage}{rank}.pt") for rank in (0, 1))
     for name, case in CASES.items():
-        lost, sampled, logged = train(tmp_path, 0, **case)
-        mine, theirs = first[name], second[name]
-        assert torch.equal(mine[0], theirs[0])
-        assert [a + b for a, b in zip(mine[1], theirs[1], strict=True)] == sampled
-        assert (mine[0] - lost).abs().max() < 1e-5, name
-        assert lost.abs().max() > 1e-3
-        assert mine[2]["history"] == logged["history"]
-        for key in LOGGED:
-            assert mine[2][key] == pytest.approx(logged[key], abs=1e-4), (name, key)
+        assert_trained_as_one(train(tmp_path, 0, **case), first[name], second[name], LOGGED, name)
 
 
 def _uneven(rank, folder):

@@ -4,6 +4,7 @@ import os
 import socket
 
 import lightning.pytorch as pl
+import pytest
 import torch
 
 from gtpo_lightning import GTPOModule, Problem
@@ -91,6 +92,18 @@ def gradient(folder, callbacks=(), data=None, module=None, **trainer):
     fit = make_trainer(folder, callbacks, **trainer)
     fit.fit(module, data or Sums(batch_size=4, shuffle=False))
     return before - flat(module)
+
+
+def assert_trained_as_one(alone, first, second, logged, name):
+    """Two ranks' (lost weights, completions by step, logged values) are those of one process with all problems."""
+    (lost, sampled, values), (mine, seen, mine_logged), (theirs, others, _) = alone, first, second
+    assert torch.equal(mine, theirs), name
+    assert [a + b for a, b in zip(seen, others, strict=True)] == sampled, name
+    assert lost.abs().max() > 1e-3, name
+    assert (mine - lost).abs().max() < 1e-5, name
+    assert mine_logged["history"] == values["history"], name
+    for key in logged:
+        assert mine_logged[key] == pytest.approx(values[key], abs=1e-4), (name, key)
 
 
 def spawn(function, folder, ranks=2):
