@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from gtpo_lightning.engines.base import Completions, Engine, OnFinished, check_keys, check_length
 from gtpo_lightning.engines.cache import growing_cache
 from gtpo_lightning.engines.sampling import Sampling, draw_tokens, keyed_uniforms
+from gtpo_lightning.engines.shared_prefix import can_share, shared_prefix_cache, sharing_prefix
 from gtpo_lightning.policy import Policy, eval_mode
 from gtpo_lightning.rollout import Prompts
 
@@ -112,17 +114,21 @@ class LocalEngine(Engine):
         out_entropies: Tensor = out.entropies  # type: ignore[assignment]
         group, length = sampling.num_samples, sampling.max_completion_length
         state, layers = self.policy.prefill(ids, mask)
-        cache = growing_cache(layers, group, min(_ROOM, length))
+        shares = can_share(self.policy.causal_lm)
+        room = min(_ROOM, length)
+        cache = shared_prefix_cache(layers, mask, group, room) if shares else growing_cache(layers, group, room)
         head = self.policy.head.upcast()
         logits = head.logits(state).repeat_interleave(group, dim=0)
         lengths = mask.sum(dim=1).repeat_interleave(group)
         rows = torch.arange(first, first + len(logits), device=ids.device)
         # Rows of one length need no mask at all; a mask costs an attention kernel its fast path.
-        seen = None if bool(mask.all()) else _with_room(mask.repeat_interleave(group, dim=0), length)
+        seen = None if shares or bool(mask.all()) else _with_room(mask.repeat_interleave(group, dim=0), length)
         alive = torch.ones(len(rows), dtype=torch.bool, device=ids.device)
+        members = group if shares else 1  # neighbours of which equally many stay in the batch
         open_rows = rows  # not reported to `on_finished` yet
         eos = torch.tensor(self.eos_ids, device=ids.device)
-        check_every = 1 if ids.device.type == "cpu" else _CHECK_EVERY
+        check_every = _check_every(ids.device)
+        reading = sharing_prefix(self.policy.causal_lm) if shares else nullcontext()
         bar = tqdm(total=length, desc="Sampling", unit="token", leave=False, delay=5, disable=not show_progress)
         for step in range(length):
             tokens, logprobs, entropies = draw_tokens(logits, uniforms[rows, step], sampling)
@@ -143,17 +149,39 @@ class LocalEngine(Engine):
                     open_rows = rows[alive]
                 if self.policy.most(left) == 0:
                     break
-                if max(left, 1) < _COMPACT_BELOW * len(alive):
-                    keep = alive.nonzero()[:, 0] if left else alive.new_zeros(1, dtype=torch.long)
+                keep = _rows_to_keep(alive, members)
+                if keep.numel() < _COMPACT_BELOW * len(alive):
+                    members, keep = keep.shape[1], keep.flatten()
                     cache.batch_select_indices(keep)
                     rows, tokens, lengths, alive = rows[keep], tokens[keep], lengths[keep], alive[keep]
                     seen = None if seen is None else seen[keep]
             visible = None if seen is None else seen[:, : ids.shape[1] + step + 1]
-            state = self.policy.hidden(tokens[:, None], visible, (lengths + step)[:, None], cache)
+            with reading:
+                state = self.policy.hidden(tokens[:, None], visible, (lengths + step)[:, None], cache)
             logits = head.logits(state[:, -1])
         bar.close()
         if on_finished is not None and len(open_rows):
             on_finished(open_rows.tolist(), out)
+
+
+def _check_every(device: torch.device) -> int:
+    """Steps between looks at finished rows; on an accelerator each look waits for it."""
+    return 1 if device.type == "cpu" else _CHECK_EVERY
+
+
+def _rows_to_keep(alive: Tensor, members: int) -> Tensor:
+    """All unfinished rows, and finished ones where a group has fewer unfinished than another, (groups, rows each).
+
+    Args:
+        alive: Whether a row is unfinished, (n,) bool.
+        members: Neighbouring rows that are a group; a group without unfinished rows goes, unless all have none.
+    """
+    groups = alive.view(-1, members)
+    counts = groups.sum(dim=1)
+    most = max(int(counts.max()), 1)
+    first = (~groups).long().argsort(dim=1, stable=True)[:, :most].sort(dim=1).values
+    rows = first + torch.arange(0, len(alive), members, device=alive.device)[:, None]
+    return rows[counts > 0] if bool(counts.any()) else rows[:1]
 
 
 def _with_room(mask: Tensor, room: int) -> Tensor:

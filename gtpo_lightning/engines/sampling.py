@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-
-from gtpo_lightning.functional import entropy_from_logits
+from torch import Tensor, nn
 
 __all__ = ["Sampling", "draw_inverse_cdf", "draw_tokens", "keyed_uniforms", "restrict_logits"]
 
 _BLOCK = 128  # entries summed at once before the search inside one block
+_CPU_ENTRIES = 2**19  # logits drawn from at once on a CPU, whose cache they should not leave
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,9 @@ def restrict_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 def draw_inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
     """One token a row: the first whose cumulative mass exceeds the row's uniform number times the total mass.
 
-    The sums run over blocks first and inside one block then, so the search reads the distribution once, and in fp64,
-    so that unlikely tokens keep their share. A token of probability 0 is never drawn.
+    The sums run over blocks first and inside one block then, so the search reads the distribution once. Blocks are
+    added up, and the block that is hit is searched, in fp64, so that unlikely tokens keep their share. A token of
+    probability 0 is never drawn.
 
     Args:
         probs: Non-negative, not necessarily normalised, (n, V).
@@ -138,19 +138,23 @@ def draw_inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
         >>> draw_inverse_cdf(torch.tensor([[0.25, 0.5, 0.25]] * 3), torch.tensor([0.2, 0.3, 0.9]).double()).tolist()
         [0, 1, 2]
     """
-    rows, size = probs.shape
-    pad = -size % _BLOCK
-    blocks = (torch.nn.functional.pad(probs, (0, pad)) if pad else probs).view(rows, -1, _BLOCK)
-    block_ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    blocks = nn.functional.pad(probs, (0, -probs.shape[1] % _BLOCK)).view(len(probs), -1, _BLOCK)
+    return _search(blocks, blocks.sum(dim=-1), uniforms)
+
+
+def _search(blocks: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
+    """Token ids (n,) from masses in blocks (n, blocks, entries) and the blocks' sums (n, blocks)."""
+    size = blocks.shape[-1]
+    block_ends = sums.double().cumsum(dim=-1)  # a sum of 128 in fp32 is right to some 1e-7
     target = uniforms.to(block_ends.device)[:, None] * block_ends[:, -1:]
     block = torch.searchsorted(block_ends, target, right=True).clamp(max=block_ends.shape[1] - 1)
     before = torch.where(block > 0, block_ends.gather(1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double()
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, size))[:, 0].double()
     ends = before + inside.cumsum(dim=-1)
     index = torch.searchsorted(ends, target, right=True)
     # Rounding between the two sums may leave the target at a block's very end: then its last possible token is meant.
-    last = _BLOCK - 1 - (inside > 0).flip(-1).int().argmax(dim=-1, keepdim=True)
-    return (block * _BLOCK + torch.minimum(index, last))[:, 0]
+    last = size - 1 - (inside > 0).flip(-1).int().argmax(dim=-1, keepdim=True)
+    return (block * size + torch.minimum(index, last))[:, 0]
 
 
 def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,15 +169,29 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[T
         Token ids (n,), their log-probs (n,) and the entropies (n,) of the tempered, uncut distribution, in nats. For
         greedy sampling they are those at the same temperature.
     """
-    if sampling.temperature != 1.0:
-        logits = logits / sampling.temperature
-    norm = torch.logsumexp(logits, dim=-1, keepdim=True)
+    rows, size = logits.shape
+    powers = logits.new_empty(rows, size + -size % _BLOCK)
+    powers[:, size:] = 0.0
+    blocks = powers.view(rows, -1, _BLOCK)
+    sums = logits.new_empty(blocks.shape[:2])
+    top, moment = logits.new_empty(2, rows, 1)
+    most = max(1, _CPU_ENTRIES // size) if logits.device.type == "cpu" else max(rows, 1)
+    for start in range(0, rows, most):
+        part = slice(start, start + most)
+        scaled = logits[part] if sampling.temperature == 1.0 else logits[part] / sampling.temperature
+        top[part] = scaled.amax(dim=-1, keepdim=True)
+        shifted = scaled - top[part]
+        exps = torch.exp(shifted, out=powers[part, :size])
+        torch.sum(blocks[part], dim=-1, out=sums[part])
+        # A logit of −inf has p = 0 and adds nothing: 0 · −inf is NaN, which is left out.
+        torch.nansum(shifted.mul_(exps), dim=-1, keepdim=True, out=moment[part])
     if sampling.greedy:
         tokens = logits.argmax(dim=-1)
-        return tokens, (logits.gather(1, tokens[:, None]) - norm)[:, 0], entropy_from_logits(logits)
-    probs = torch.exp(logits - norm)
-    tokens = draw_inverse_cdf(restrict_logits(logits, sampling).softmax(-1) if sampling.restricted else probs, uniforms)
-    logprobs = (logits.gather(1, tokens[:, None]) - norm)[:, 0]
-    # H = log Z − Σ p z; a logit of −inf has p = 0 and adds nothing.
-    entropies = norm[:, 0] - torch.linalg.vecdot(probs, logits.clamp(min=torch.finfo(logits.dtype).min))
-    return tokens, logprobs, entropies
+    elif sampling.restricted:
+        tokens = draw_inverse_cdf(restrict_logits(logits / sampling.temperature, sampling).softmax(dim=-1), uniforms)
+    else:
+        tokens = _search(blocks, sums, uniforms)
+    total = sums.sum(dim=-1)
+    norm = total.log()
+    logprobs = logits.gather(1, tokens[:, None]) / sampling.temperature - top
+    return tokens, logprobs[:, 0] - norm, norm - moment[:, 0] / total
