@@ -67,18 +67,12 @@ def logprobs_and_entropies(
     >>> round(logprobs.item(), 4), round(entropies.item(), 4)
     (-0.0181, 0.0901)
     """
-    _check(hidden, weight, targets, bias)
-    if not temperature > 0:
-        raise ValueError(f"temperature: {temperature}; valid: a number > 0")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size: {chunk_size}; valid: a whole number >= 1")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: {softcap}; valid: a number > 0, or None")
     settings = _Settings(float(temperature), chunk_size, entropy_grad, softcap, float(logit_scale))
+    _check(hidden, weight, targets, bias, settings)
     return _Head.apply(hidden, weight, bias, targets, settings)
 
 
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, settings: _Settings) -> None:
     if hidden.dim() != 2:
         raise ValueError(f"hidden: shape {tuple(hidden.shape)}; valid: (M, D)")
     if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != hidden.shape[1]:
@@ -91,6 +85,12 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None)
     if targets.device.type == "cpu" and len(targets) and not 0 <= targets.min() <= targets.max() < len(weight):
         # Elsewhere the check would wait for the device; a target out of range has log-prob NaN there.
         raise ValueError(f"targets: {targets.min()} to {targets.max()}; valid: 0 to V - 1 = {len(weight) - 1}")
+    if not settings.temperature > 0:
+        raise ValueError(f"temperature: {settings.temperature}; valid: a number > 0")
+    if settings.chunk_size < 1:
+        raise ValueError(f"chunk_size: {settings.chunk_size}; valid: a whole number >= 1")
+    if settings.softcap is not None and not settings.softcap > 0:
+        raise ValueError(f"softcap: {settings.softcap}; valid: a number > 0, or None")
 
 
 class _Settings(NamedTuple):
@@ -114,13 +114,16 @@ class _Settings(NamedTuple):
 class _Tiles:
     """Cuts the logits of M rows into tiles and makes them, in buffers that are used again."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> None:
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings, most_rows: int | None = None
+    ) -> None:
         self.hidden, self.weight, self.bias, self.settings = hidden, weight, bias, settings
         self.dtype = result_dtype(hidden, weight, bias)
         cpu = hidden.device.type == "cpu"
         most = _CPU_COLUMNS if cpu else len(weight)
         area = min(_CPU_TILE * torch.get_num_threads() if cpu else _TILE, settings.chunk_size * len(weight))
-        self.rows = max(1, min(len(hidden), _CPU_ROWS if cpu else settings.chunk_size, area))
+        most_rows = most_rows or (_CPU_ROWS if cpu else settings.chunk_size)
+        self.rows = max(1, min(len(hidden), most_rows, area))
         self.columns = max(1, min(len(weight), most, area // self.rows))
         self._buffers: list[Tensor] = []
 
@@ -162,37 +165,59 @@ class _Sums(NamedTuple):
     total: Tensor  # Σ exp(z − top)
     entropies: Tensor
 
+    @property
+    def logprobs(self) -> Tensor:
+        """Log p(target), (M,)."""
+        return self.target - self.top - self.total.log()
+
+
+class _Running:
+    """The sums of each row over the tiles seen so far; they are rescaled whenever the row's maximum grows."""
+
+    def __init__(self, tiles: _Tiles, targets: Tensor) -> None:
+        self.tiles, self.targets = tiles, targets
+        self.target, self.top, self.total, self.moment = tiles.hidden.new_zeros(4, len(targets), dtype=tiles.dtype)
+        self.target.fill_(float("nan"))
+        self.top.fill_(torch.finfo(tiles.dtype).min / 4)
+
+    def add(self, chunk: slice, block: slice, raw: Tensor, out: Tensor) -> Tensor:
+        """Adds a tile of `raw`, which is lost; leaves exp(z − top) in `out`, returns what earlier sums shrink by."""
+        logits = _scaled(raw, self.tiles.settings.outer)
+        inside, column = _inside(self.targets[chunk], block)
+        self.target[chunk] = torch.where(inside, logits.gather(1, column[:, None])[:, 0], self.target[chunk])
+        highest = torch.maximum(logits.amax(dim=1), self.top[chunk])
+        powers = torch.exp(logits.sub_(highest[:, None]), out=out)
+        shift = self.top[chunk] - highest
+        decay = shift.exp()
+        moment = (self.moment[chunk] + self.total[chunk] * shift) * decay
+        self.moment[chunk] = moment + torch.linalg.vecdot(powers, logits)
+        self.total[chunk] = self.total[chunk] * decay + powers.sum(dim=1)
+        self.top[chunk] = highest
+        return decay
+
+    def sums(self) -> _Sums:
+        return _Sums(self.target, self.top, self.total, self.total.log() - self.moment / self.total)
+
 
 def _forward(tiles: _Tiles, targets: Tensor) -> _Sums:
-    """One pass over all tiles; the running sums are rescaled whenever a row's maximum grows."""
-    target, top, total, moment = tiles.hidden.new_zeros(4, len(targets), dtype=tiles.dtype)
-    target.fill_(float("nan"))
-    top.fill_(torch.finfo(tiles.dtype).min / 4)
+    """One pass over all tiles."""
+    running = _Running(tiles, targets)
     for block, weight, bias in tiles.blocks():
         for chunk, hidden in tiles.chunks():
-            logits = _scaled(tiles.raw(hidden, weight, bias), tiles.settings.outer)
-            inside, column = _inside(targets[chunk], block)
-            target[chunk] = torch.where(inside, logits.gather(1, column[:, None])[:, 0], target[chunk])
-            highest = torch.maximum(logits.amax(dim=1), top[chunk])
-            powers = torch.exp(logits.sub_(highest[:, None]), out=tiles.scratch(1, *logits.shape))
-            shift = top[chunk] - highest
-            decay = shift.exp()
-            moment[chunk] = (moment[chunk] + total[chunk] * shift) * decay + torch.linalg.vecdot(powers, logits)
-            total[chunk] = total[chunk] * decay + powers.sum(dim=1)
-            top[chunk] = highest
-    return _Sums(target, top, total, total.log() - moment / total)
+            raw = tiles.raw(hidden, weight, bias)
+            running.add(chunk, block, raw, tiles.scratch(1, *raw.shape))
+    return running.sums()
 
 
 def _backward(
-    tiles: _Tiles, targets: Tensor, rows: Tensor, needs: tuple[bool, bool, bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden, weight and bias, None where not needed, from the tiles made again; `rows` as `_rows` says.
+    tiles: _Tiles, targets: Tensor, rows: Tensor, d_weight: Tensor | None, d_bias: Tensor | None, *, with_hidden: bool
+) -> Tensor | None:
+    """The gradient of hidden, if wanted, from the tiles made again; adds those of weight and bias to what is given.
 
-    A weight in half precision gets its gradient piece by piece, each summed over all rows in fp32.
+    A weight in half precision gets its gradient piece by piece, each summed over all rows in fp32. `rows` is what
+    `_rows` says.
     """
-    d_hidden = torch.zeros_like(tiles.hidden, dtype=tiles.dtype) if needs[0] else None
-    d_weight = torch.zeros_like(tiles.weight) if needs[1] else None
-    d_bias = torch.zeros_like(tiles.bias) if needs[2] and tiles.bias is not None else None
+    d_hidden = torch.zeros_like(tiles.hidden, dtype=tiles.dtype) if with_hidden else None
     for block, weight, bias in tiles.blocks():
         piece = None if d_weight is None else torch.zeros_like(weight)
         piece_bias = None if d_bias is None else weight.new_zeros(len(weight))
@@ -206,12 +231,10 @@ def _backward(
             if piece_bias is not None:
                 piece_bias.addmv_(residual.t(), factor)
         if d_weight is not None and piece is not None:
-            d_weight[block] = piece
+            d_weight[block] += piece
         if d_bias is not None and piece_bias is not None:
-            d_bias[block] = piece_bias
-    if d_hidden is not None:
-        d_hidden = d_hidden.mul_(rows[0][:, None]).to(tiles.hidden.dtype)
-    return d_hidden, d_weight, d_bias
+            d_bias[block] += piece_bias
+    return None if d_hidden is None else d_hidden.mul_(rows[0][:, None])
 
 
 def _rows(sums: Tensor, grad: Tensor, grad_entropy: Tensor | None, slope: float) -> Tensor:
@@ -252,6 +275,13 @@ def _inside(targets: Tensor, block: slice) -> tuple[Tensor, Tensor]:
     return (column >= 0) & (column < width), column.clamp(0, width - 1)
 
 
+def _logprobs(sums: _Sums, targets: Tensor, bias: Tensor | None, settings: _Settings) -> Tensor:
+    """Log p(target), (M,): −inf where the bias of the target is."""
+    if bias is None or settings.softcap is not None:
+        return sums.logprobs
+    return sums.logprobs.masked_fill_(bias[targets] == -torch.inf, -torch.inf)
+
+
 def _scaled(tile: Tensor, factor: float) -> Tensor:
     """In place; a factor of 1 costs nothing."""
     return tile if factor == 1.0 else tile.mul_(factor)
@@ -265,9 +295,7 @@ class _Head(torch.autograd.Function):
         targets = targets.long()
         with torch.autocast(hidden.device.type, enabled=False):
             sums = _forward(_Tiles(hidden, weight, bias, settings), targets)
-            logprobs = sums.target - sums.top - sums.total.log()
-        if bias is not None and settings.softcap is None:
-            logprobs.masked_fill_(bias[targets] == -torch.inf, -torch.inf)
+            logprobs = _logprobs(sums, targets, bias, settings)
         ctx.settings = settings
         ctx.save_for_backward(hidden, weight, bias, targets, torch.stack(sums[1:]))
         ctx.set_materialize_grads(False)
@@ -287,13 +315,18 @@ class _Head(torch.autograd.Function):
             rows = _rows(sums, grad, grad_entropy, slope)
             some = active.nonzero()[:, 0]
             every = len(some) == len(active)
-            tiles = _Tiles(hidden if every else hidden[some], weight, bias, settings)
-            d_hidden, d_weight, d_bias = _backward(
-                tiles,
+            needs = ctx.needs_input_grad
+            d_weight = torch.zeros_like(weight) if needs[1] else None
+            d_bias = torch.zeros_like(bias) if needs[2] else None
+            d_hidden = _backward(
+                _Tiles(hidden if every else hidden[some], weight, bias, settings),
                 targets if every else targets[some],
                 rows if every else rows[:, some],
-                ctx.needs_input_grad[:3],
+                d_weight,
+                d_bias,
+                with_hidden=needs[0],
             )
-        if d_hidden is not None and not every:
-            d_hidden = torch.zeros_like(hidden).index_copy_(0, some, d_hidden)
+        if d_hidden is not None:
+            d_hidden = d_hidden.to(hidden.dtype)
+            d_hidden = d_hidden if every else torch.zeros_like(hidden).index_copy_(0, some, d_hidden)
         return d_hidden, d_weight, d_bias, None, None
