@@ -55,6 +55,9 @@ class CompletionLog(RLCallback):
         self.jsonl = jsonl
         self._last_step: int | None = None
 
+    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
+        """Nothing: this callback leaves the loss alone."""
+
     def on_after_loss(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout, losses: dict[str, Tensor]
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import lightning.pytorch as pl
+from torch import Tensor
 
 from gtpo_lightning.callbacks._checks import check_counts, check_number, require
 from gtpo_lightning.functional import conflict_mask, conflict_weights
@@ -56,6 +57,16 @@ class ConflictMasking(RLCallback):
 
     def on_before_loss(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
         """Multiplies `token_weights`, (N, T), by λ."""
+        conflict = self._mask(rollout)
+        tokens = rollout.completion_mask.bool().sum()
+        log_means(trainer, pl_module, {"gtpo/conflict_frac": (conflict.sum(), tokens)})
+
+    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
+        """The same; λ depends on tokens and rewards only."""
+        self._mask(rollout)
+
+    def _mask(self, rollout: Rollout) -> Tensor:
+        """Multiplies the weights and returns which tokens are in conflict, (N, T)."""
         advantages = require(rollout, "advantages")
         conflict = conflict_mask(
             rollout.completion_ids,
@@ -66,5 +77,4 @@ class ConflictMasking(RLCallback):
             shift=self.shift,
         )
         rollout.token_weights *= conflict_weights(conflict, advantages, positive=self.positive, negative=self.negative)
-        tokens = rollout.completion_mask.bool().sum()
-        log_means(trainer, pl_module, {"gtpo/conflict_frac": (conflict.sum(), tokens)})
+        return conflict

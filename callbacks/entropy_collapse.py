@@ -118,6 +118,9 @@ class EntropyCollapse(RLCallback):
         self._kept = []
         self._keep(trainer, pl_module)
 
+    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
+        """Nothing: this callback leaves the loss alone."""
+
     def on_after_loss(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout, losses: dict[str, Tensor]
     ) -> None:

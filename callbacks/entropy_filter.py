@@ -98,6 +98,11 @@ class EntropyFilter(RLCallback):
         rollout.sequence_weights *= keep
         self._log(trainer, pl_module, entropies[valid], keep[valid])
 
+    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
+        """δ by the threshold and the initial entropy as they stand; before the first measurement all are kept."""
+        entropies = mean_entropy(require(rollout, "entropies"), rollout.completion_mask)
+        rollout.sequence_weights *= self._keep(entropies, rollout.scored())
+
     def state_dict(self) -> dict[str, Any]:
         """The initial entropy, the number of steps without any kept completion, and the window, as plain numbers."""
         state = {"initial_entropy": self.initial_entropy, "all_filtered_steps": self.all_filtered_steps}

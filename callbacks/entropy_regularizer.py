@@ -76,6 +76,13 @@ class EntropyRegularizer(RLCallback):
         gamma = self.gamma_at(trainer.global_step)
         if self.warmup_steps:
             pl_module.log("gtpo/gamma", gamma, batch_size=1)
+        self._shift(rollout, gamma)
+
+    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
+        """The same shift."""
+        self._shift(rollout, self.gamma_at(trainer.global_step))
+
+    def _shift(self, rollout: Rollout, gamma: float) -> None:
         if self.differentiable:
             return
         entropies = mean_entropy(require(rollout, "entropies").detach(), rollout.completion_mask)

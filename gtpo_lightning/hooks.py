@@ -15,7 +15,7 @@ __all__ = ["RLCallback", "StepWindow", "call_rl_hooks", "log_max", "log_means", 
 
 
 class RLCallback(pl.Callback):
-    """A Lightning callback with four more hooks, called inside the training step.
+    """A Lightning callback with five more hooks, called inside the training step.
 
     The loop, drawn once::
 
@@ -27,6 +27,7 @@ class RLCallback(pl.Callback):
             on_rollout_end(trainer, module, rollout)             # may add to the rewards
             rollout.advantages = group_advantages(rollout.rewards, rollout.group_ids)
             for update in range(updates_per_rollout):
+                foresee(trainer, module, a copy of the rollout)      # what on_before_loss will do to the slots
                 rollout.logprobs, rollout.entropies = policy(rollout)
                 on_before_loss(trainer, module, rollout)         # may multiply or add to the three slots
                 losses = {"policy": policy_loss(rollout)}
@@ -46,6 +47,15 @@ class RLCallback(pl.Callback):
 
     def on_rollout_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
         """Sampled and scored, no advantages yet; rewards may be added to."""
+
+    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
+        """Does to the slots what `on_before_loss` will do, without logging and without a change of its own state.
+
+        `entropies` and `logprobs` are those that the engine recorded, equal to the coming ones but for rounding. What
+        is foreseen makes the update faster and never changes its result, so a good guess is enough. A callback that
+        only reads leaves the body empty. One that has `on_before_loss` or `on_after_loss` and not this hook, since it
+        adds a loss term or needs more than is known, makes the module foresee nothing.
+        """
 
     def on_before_loss(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
         """Advantages, log-probs and entropies are there; the three slots may be changed."""

@@ -15,6 +15,7 @@ from gtpo_lightning.distributed import gather_objects, of_this_rank
 from gtpo_lightning.engines import Sampling
 from gtpo_lightning.engines.correction import correct_sampling
 from gtpo_lightning.engines.vllm_settings import VLLM
+from gtpo_lightning.foresight import foresee
 from gtpo_lightning.functional import group_advantages, policy_loss
 from gtpo_lightning.hooks import call_rl_hooks
 from gtpo_lightning.lora import LoRA
@@ -211,7 +212,9 @@ class GTPOModule(PolicyModule):
         """One rollout and its loss: −(1/N) Σ_i δ_i · (A_i − γ⟨H⟩_i) / |o_i| · Σ_t λ_{i,t} · r_{i,t}, scalar."""
         rollout = self.store.take(problems, self.rollout)
         self.begin_micro_batch(rollout)
+        rollout.foreseen = foresee(self, rollout)
         rollout.logprobs, rollout.entropies = self.score(rollout)
+        rollout.foreseen = None
         self.store.freeze(rollout)
         if not self.engine.exact:
             correct_sampling(self, rollout, self.importance_sampling_cap)
@@ -305,6 +308,7 @@ class GTPOModule(PolicyModule):
             temperature=rollout.temperature if self.loss_temperature is None else self.loss_temperature,
             micro_batch_size=self.micro_batch_size,
             entropy_grad=entropy_grad,
+            foreseen=rollout.foreseen if torch.is_grad_enabled() else None,
         )
 
     def policy_loss(self, rollout: Rollout) -> Tensor:

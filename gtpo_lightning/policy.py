@@ -24,6 +24,7 @@ from gtpo_lightning.adapters import Adapter, adapter_dropouts, effective_weight
 from gtpo_lightning.buffers import FullBuffers
 from gtpo_lightning.engines.cache import KeyValues, export_cache, prefix_cache, recording_cache
 from gtpo_lightning.functional import logprobs_and_entropies
+from gtpo_lightning.functional.foreseen import foreseen_logprobs_and_entropies
 from gtpo_lightning.layer_checkpointing import checkpoint_layers
 from gtpo_lightning.lm_head import Head
 
@@ -189,12 +190,14 @@ class Policy(FullBuffers):
         temperature: float = 1.0,
         micro_batch_size: int | None = None,
         entropy_grad: bool = False,
+        foreseen: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of completions under this policy, at the temperature they were sampled with.
 
         The prompts are read once and their keys and values repeated for the completions of each, so a step costs
         P + G·T tokens a group instead of G·(P + T). With `micro_batch_size` the rows go through in chunks under
-        activation checkpointing, which bounds memory at the cost of one more forward.
+        activation checkpointing, which bounds memory at the cost of one more forward of the body. The head reads all
+        rows at once, in tiles: of a chunk its last hidden states are kept, (n, T, D).
 
         Args:
             prompt_ids: Left-padded prompts, (B, P).
@@ -205,12 +208,14 @@ class Policy(FullBuffers):
             temperature: Divides the logits; log-probs and entropies are those of the tempered distribution.
             micro_batch_size: Rows a chunk; None reads all rows at once and keeps their activations.
             entropy_grad: Whether the entropies carry a gradient.
+            foreseen: A guess of dL / d log-prob up to a common factor, (N, T), with which the head forms its gradients
+                in the forward pass; any guess gives the same numbers.
 
         Returns:
             Log-probs (N, T) with gradient and entropies (N, T), both nats and 0 on padding.
         """
         batch = prompt_ids, prompt_mask, row_prompts, completion_ids, completion_mask.bool()
-        return self(self._score, *batch, micro_batch_size, temperature, entropy_grad)  # type: ignore[no-any-return]
+        return self(self._score, *batch, micro_batch_size, temperature, entropy_grad, foreseen)  # type: ignore[no-any-return]
 
     def _score(
         self,
@@ -222,6 +227,7 @@ class Policy(FullBuffers):
         micro_batch_size: int | None,
         temperature: float,
         entropy_grad: bool,
+        foreseen: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         rows, total = completion_ids.shape
         own = int(real.sum(dim=1).max()) if real.numel() else 0
@@ -241,10 +247,12 @@ class Policy(FullBuffers):
         size = micro_batch_size or max(len(ids), len(prompt_ids))
         prompts = zip(prompt_ids.split(size), prompt_mask.split(size), strict=True)
         last, layers = _joined([run(self._read_prompts, *chunk) for chunk in prompts])
-        settings = (temperature, entropy_grad)
         chunks = zip(row_prompts.split(size), ids.split(size), real.split(size), strict=True)
-        parts = [run(self._read_completions, last, layers, prompt_mask, *chunk, *settings) for chunk in chunks]
-        logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
+        states = torch.cat([run(self._read_completions, last, layers, prompt_mask, *chunk) for chunk in chunks])
+        if foreseen is not None:
+            foreseen = _of_size(_of_size(foreseen, 1, own), 0, len(ids))
+        with self._scoring_mode():
+            logprobs, entropies = self._read_head(states, ids, real, temperature, entropy_grad, foreseen)
         if len(logprobs) > rows:  # rows of padding are 0, and stay attached so that their backward pass runs, too
             logprobs, entropies = (x[:rows] + x[rows:].sum() for x in (logprobs, entropies))
         return _of_size(logprobs, 1, total), _of_size(entropies, 1, total)
@@ -289,10 +297,11 @@ class Policy(FullBuffers):
         prompts: Tensor,
         ids: Tensor,
         real: Tensor,
-        temperature: float,
-        entropy_grad: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Completions attend to the repeated cache of their prompt; position t is predicted by the state before it."""
+    ) -> Tensor:
+        """Last hidden states (n, T, D): completions attend to the repeated cache of their prompt.
+
+        Position t is predicted by the state before it.
+        """
         with self._scoring_mode():
             states = last.index_select(0, prompts)[:, None]
             if ids.shape[1] > 1:
@@ -305,13 +314,22 @@ class Policy(FullBuffers):
                 start = rows_mask.long().sum(dim=1, keepdim=True)
                 positions = start + torch.arange(inputs.shape[1], device=ids.device)
                 states = torch.cat([states, self.hidden(inputs, mask, positions, cache)], dim=1)
-            return self._read_head(states, ids, real, temperature, entropy_grad)
+            return states
 
     def _read_head(
-        self, states: Tensor, ids: Tensor, real: Tensor, temperature: float, entropy_grad: bool
+        self,
+        states: Tensor,
+        ids: Tensor,
+        real: Tensor,
+        temperature: float,
+        entropy_grad: bool,
+        foreseen: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         head = self.head
-        logprobs, entropies = logprobs_and_entropies(
+        read: Callable[..., tuple[Tensor, Tensor]] = logprobs_and_entropies
+        if foreseen is not None:
+            read = partial(foreseen_logprobs_and_entropies, foreseen=foreseen[real])
+        logprobs, entropies = read(
             states[real],
             head.weight,
             ids[real],

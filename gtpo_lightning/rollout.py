@@ -87,6 +87,7 @@ class Rollout:
         token_weights: λ_{i,t}, (N, T). Default ones.
         sequence_weights: δ_i, (N,). Default ones.
         advantage_shift: −γ⟨H⟩_i, (N,). Default zeros.
+        foreseen: A guess of the loss's gradient in the log-probs, (N, T), while the policy is read; else None.
         temperature: What the logits were divided by in sampling, and are in scoring unless `loss_temperature` is given.
         aggregation: How the loss averages: `sequence` and `constant` over completions, `token` over tokens.
         denominator: What it divides by, so that micro-batches and ranks add up: completions with a non-empty mask (or
@@ -118,6 +119,7 @@ class Rollout:
     token_weights: Tensor = None  # type: ignore[assignment]
     sequence_weights: Tensor = None  # type: ignore[assignment]
     advantage_shift: Tensor = None  # type: ignore[assignment]
+    foreseen: Tensor | None = None
     # normalisation
     temperature: float = 1.0
     aggregation: str = "sequence"

@@ -72,7 +72,7 @@ class RolloutStore:
         self._kept = deque((int(entry["uses"]), _unpack(entry)) for entry in state)
 
 
-_SKIPPED = ("prompts", "logprobs", "entropies")  # the first is packed by itself, the others are made anew
+_SKIPPED = ("prompts", "logprobs", "entropies", "foreseen")  # the first is packed by itself, the others are made anew
 
 
 def _pack(rollout: Rollout) -> dict[str, Any]:
