@@ -198,8 +198,8 @@ def test_what_misses_its_limit_is_said():
     found = {
         "conflict_32000": {"ms": 25.0, "extra_mib": 10.0},
         "callbacks": {"ms": 5.0, "step_ms": 1000.0},
-        "head": {"ms": 9.0, "extra_mib": 130.0, "gradients_mib": 100.0},
-        "head_dense": {"ms": 10.0, "extra_mib": 400.0, "gradients_mib": 100.0},
+        "head": {"ms": 9.0, "extra_mib": 40.0, "gradients_mib": 30.0},
+        "head_dense": {"ms": 10.0, "extra_mib": 400.0, "gradients_mib": 30.0},
     }
     judged = {what: (value, limit) for what, value, limit, _ in parts.verdicts(found)}
     assert judged["three parts of GTPO, share of a step"] == (0.5, 1)
