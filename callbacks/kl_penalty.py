@@ -64,6 +64,10 @@ class KLPenalty(RLCallback):
             pl_module.wants_reference = True  # type: ignore[assignment]
             pl_module.reference_weights = self.reference  # type: ignore[assignment]
 
+    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> bool:
+        """Nothing where KL is only measured; its gradient depends on the reference's log-probs, which are not known."""
+        return self.beta == 0
+
     def on_before_loss(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
         """Has `ref_logprobs`, (N, T), computed at the first update of a rollout."""
         score = getattr(pl_module, "reference_logprobs", None)

@@ -42,7 +42,8 @@ def foresee(module: GTPOModule, rollout: Rollout) -> Tensor | None:
     told = dataclasses.replace(rollout, logprobs=logprobs, entropies=rollout.sampled_entropies)  # type: ignore[arg-type]
     told.reset_slots()
     for callback in _parts(module):
-        callback.foresee(module.trainer, module, told)
+        if callback.foresee(module.trainer, module, told) is False:
+            return None
     return torch.autograd.grad(module.policy_loss(told), logprobs)[0]
 
 

@@ -48,13 +48,14 @@ class RLCallback(pl.Callback):
     def on_rollout_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
         """Sampled and scored, no advantages yet; rewards may be added to."""
 
-    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:
+    def foresee(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> bool | None:
         """Does to the slots what `on_before_loss` will do, without logging and without a change of its own state.
 
         `entropies` and `logprobs` are those that the engine recorded, equal to the coming ones but for rounding. What
         is foreseen makes the update faster and never changes its result, so a good guess is enough. A callback that
         only reads leaves the body empty. One that has `on_before_loss` or `on_after_loss` and not this hook, since it
-        adds a loss term or needs more than is known, makes the module foresee nothing.
+        adds a loss term or needs more than is known, makes the module foresee nothing; so
+        does one that returns False here.
         """
 
     def on_before_loss(self, trainer: pl.Trainer, pl_module: pl.LightningModule, rollout: Rollout) -> None:

@@ -85,7 +85,7 @@ class Silent(RLCallback):
 @pytest.mark.parametrize(
     ("callbacks", "settings", "trainer"),
     [
-        ([KLPenalty()], {}, {}),
+        ([KLPenalty(beta=0.1)], {}, {}),
         ([Silent()], {}, {}),
         ([EntropyRegularizer(differentiable=True)], {}, {}),
         ([], {"loss_temperature": 0.5}, {}),
