@@ -187,7 +187,7 @@ def _save_random(workload: Workload, folder: str, seed: int) -> None:
     """A model with random weights, and a tokenizer whose words are `w2`, `w3`, ..."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
     size = workload.vocabulary
     settings: dict[str, Any] = {
@@ -204,7 +204,9 @@ def _save_random(workload: Workload, folder: str, seed: int) -> None:
         "pad_token_id": 0,
     }
     torch.manual_seed(seed)
-    config = {"llama": LlamaConfig, "qwen2": Qwen2Config}[workload.family](**settings)
+    # A Qwen2 configuration would make transformers load its own kind of tokenizer in place of the one saved here. A
+    # Llama with biases in its attention has the same layers.
+    config = LlamaConfig(**settings, attention_bias=workload.family == "qwen2")
     AutoModelForCausalLM.from_config(config, dtype=getattr(torch, workload.dtype)).save_pretrained(folder)
     words = {"<pad>": 0, "<unk>": 1, **{f"w{i}": i for i in range(2, size)}, "<eos>": size}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

@@ -26,9 +26,19 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of a few positions, accumulated in fp32 or better: (..., D) to (..., V)."""
+    def logits(self, hidden: Tensor, scratch: Tensor | None = None) -> Tensor:
+        """Logits of a few positions, accumulated in fp32 or better: (..., D) to (..., V).
+
+        Args:
+            hidden: (..., D).
+            scratch: Numbers of the logits' dtype that are written over, where they do for (n, V) logits of hidden
+                states (n, D) without a bias: a loop that gives them asks for no new memory.
+        """
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        if scratch is not None and self.bias is None and self.scale == 1.0 and self.softcap is None:
+            out = scratch[: len(hidden) * len(self.weight)].view(len(hidden), -1)
+            with torch.autocast(hidden.device.type, enabled=False):
+                return torch.mm(hidden.to(dtype), self.weight.to(dtype).t(), out=out)
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(dtype)
             logits = nn.functional.linear(hidden.to(dtype), self.weight.to(dtype), bias)

@@ -119,6 +119,7 @@ class LocalEngine(Engine):
         cache = shared_prefix_cache(layers, mask, group, room) if shares else growing_cache(layers, group, room)
         head = self.policy.head.upcast()
         logits = head.logits(state).repeat_interleave(group, dim=0)
+        scratch = logits.new_empty(2, logits.numel() + 127 * len(logits))
         lengths = mask.sum(dim=1).repeat_interleave(group)
         rows = torch.arange(first, first + len(logits), device=ids.device)
         # Rows of one length need no mask at all; a mask costs an attention kernel its fast path.
@@ -131,7 +132,7 @@ class LocalEngine(Engine):
         reading = sharing_prefix(self.policy.causal_lm) if shares else nullcontext()
         bar = tqdm(total=length, desc="Sampling", unit="token", leave=False, delay=5, disable=not show_progress)
         for step in range(length):
-            tokens, logprobs, entropies = draw_tokens(logits, uniforms[rows, step], sampling)
+            tokens, logprobs, entropies = draw_tokens(logits, uniforms[rows, step], sampling, scratch[0])
             out.ids[rows, step] = torch.where(alive, tokens, self.pad_id)
             out.logprobs[rows, step] = torch.where(alive, logprobs, 0.0).to(out.logprobs.dtype)
             out_entropies[rows, step] = torch.where(alive, entropies, 0.0).to(out_entropies.dtype)
@@ -158,7 +159,7 @@ class LocalEngine(Engine):
             visible = None if seen is None else seen[:, : ids.shape[1] + step + 1]
             with reading:
                 state = self.policy.hidden(tokens[:, None], visible, (lengths + step)[:, None], cache)
-            logits = head.logits(state[:, -1])
+            logits = head.logits(state[:, -1], scratch[1])
         bar.close()
         if on_finished is not None and len(open_rows):
             on_finished(open_rows.tolist(), out)

@@ -157,20 +157,25 @@ def _search(blocks: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     return (block * size + torch.minimum(index, last))[:, 0]
 
 
-def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+def draw_tokens(
+    logits: Tensor, uniforms: Tensor, sampling: Sampling, scratch: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draws one token a row and says how likely it was.
 
     Args:
         logits: Untempered, (n, V) fp32.
         uniforms: In [0, 1), (n,) fp64.
         sampling: The settings.
+        scratch: Numbers of the logits' dtype that are written over, at least n · (V + 127), so that a loop asks for no
+            new memory.
 
     Returns:
         Token ids (n,), their log-probs (n,) and the entropies (n,) of the tempered, uncut distribution, in nats. For
         greedy sampling they are those at the same temperature.
     """
     rows, size = logits.shape
-    powers = logits.new_empty(rows, size + -size % _BLOCK)
+    padded = size + -size % _BLOCK
+    powers = (logits.new_empty(rows * padded) if scratch is None else scratch[: rows * padded]).view(rows, padded)
     powers[:, size:] = 0.0
     blocks = powers.view(rows, -1, _BLOCK)
     sums = logits.new_empty(blocks.shape[:2])
