@@ -177,7 +177,9 @@ class _Foreseen(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         targets = targets.long()
         with torch.autocast(hidden.device.type, enabled=False):
-            known = foreseen.isfinite() & (foreseen != 0)
+            # A row of hidden states that are not finite would leave its NaN in sums over rows; the plain head skips it
+            # where its gradient is 0, and so does the backward pass here.
+            known = foreseen.isfinite() & (foreseen != 0) & hidden.isfinite().all(dim=1)
             some, others = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
             most = min(settings.chunk_size, _CPU_ROWS) if hidden.device.type == "cpu" else settings.chunk_size
             tiles = _Tiles(hidden[some], weight, bias, settings, most)

@@ -90,6 +90,25 @@ def test_d_10_accumulated_backwards_and_a_second_one_over_the_same_graph():
         torch.testing.assert_close(again, 2 * one, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("guess", ["right", "ones", "zero"])
+def test_a_row_without_a_gradient_may_hold_anything(guess):
+    *given, grad = inputs()
+    given[0][::3] = torch.tensor([torch.nan, torch.inf, -torch.inf]).double().repeat(ROWS)[: len(given[0][::3]), None]
+    grad[::3] = 0
+
+    def of_the_others(function, *args):
+        hidden, weight, bias = (x.clone().requires_grad_() for x in given[:3])
+        logprobs, _ = function(hidden, weight, given[3], *args, bias=bias)
+        kept = grad != 0
+        (grad[kept] * logprobs[kept]).sum().backward()
+        return hidden.grad, weight.grad, bias.grad
+
+    right = of_the_others(logprobs_and_entropies)
+    for mine, theirs in zip(of_the_others(foreseen_logprobs_and_entropies, GUESSES[guess](grad)), right, strict=True):
+        assert theirs.isfinite().all()
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-11)
+
+
 class Watched(head._Tiles):
     made = 0
 
